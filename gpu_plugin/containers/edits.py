@@ -48,22 +48,17 @@ VOLUME_ROOT = "/var/run/nvidia-container-devices"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Device nodes for every GPU container, in the order of NVIDIA's plugin. Nodes that do not exist are left out."""
 
-REQUIRED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-"""The nodes of `CONTROL_NODES` without which no CUDA program starts."""
+REQUIRED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # those without which no CUDA program starts
 
 _NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")  # RFC 9562's namespace for URLs
 
 
 class MpsDirectories(msgspec.Struct, frozen=True):
-    """The directories through which clients reach a resource's MPS daemon.
-
-    `host_pipe` and `host_shm` are directories on the host, and `pipe` is the path of `host_pipe` in a container. NVIDIA's plugin
-    has the same directories (cmd/mps-control-daemon/mps, Root and Daemon).
-    """
+    """The directories through which clients reach a resource's MPS daemon, the same as in NVIDIA's plugin (`mps_paths`)."""
 
     host_pipe: str
     host_shm: str
-    pipe: str
+    pipe: str  # the path of `host_pipe` in a container
 
     @classmethod
     def of(cls, root: str, resource: str) -> "MpsDirectories":
@@ -72,23 +67,19 @@ class MpsDirectories(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """The settings and the node's device nodes that Allocate needs.
-
-    `dev_root` is the host directory whose dev/ has all device nodes. If it is None, `device_roots` has such a directory for each
-    device node; device nodes under / may be missing there. `required_nodes` are the device nodes that every container must get.
-    """
+    """The settings and the node's device nodes that Allocate needs."""
 
     strategies: tuple[str, ...] = ("envvar",)
     id_strategy: str = "uuid"
     pass_device_specs: bool = False
-    dev_root: str | None = None
-    device_roots: Mapping[str, str] = {}
+    dev_root: str | None = None  # the host directory whose dev/ has all device nodes; None if each has its own
+    device_roots: Mapping[str, str] = {}  # that directory for each device node; nodes under / may be missing here
     annotation_prefix: str = "cdi.k8s.io/"
     features: tuple[str, ...] = ()
     cdi_classes: tuple[str, ...] = ()
     imex_channels: tuple[int, ...] = ()
     control_nodes: tuple[str, ...] = ()
-    required_nodes: tuple[str, ...] = ()
+    required_nodes: tuple[str, ...] = ()  # the device nodes that every container must get
     mps: MpsDirectories | None = None
 
     @property

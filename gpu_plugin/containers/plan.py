@@ -30,7 +30,7 @@ def plan_access(settings: Settings, node: Node, dev_root: str | None) -> Access:
     if missing and settings.imex_required:
         raise ConfigError(
             f"IMEX channel {missing[0]} is required and {imex_node(missing[0])} does not exist on this node: "
-            "start nvidia-imex, or run with --imex-required=false",
+            "start nvidia-imex, or run with --imex-required=false"
         )
     channels = (0,) if settings.imex_channel_ids == AUTO else settings.imex_channel_ids
     return Access(

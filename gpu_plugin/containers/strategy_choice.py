@@ -43,10 +43,7 @@ SOCKETS = {
 On Talos, the containerd for pods uses containerd's own path. A second containerd, for the system, uses another path.
 """
 
-OTHER_SOCKETS = (
-    "/run/cri-dockerd.sock",
-    "/run/k3s/cri-dockerd/cri-dockerd.sock",
-)
+OTHER_SOCKETS = ("/run/cri-dockerd.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
 """Sockets of runtimes that this module does not support. If such a socket exists, another runtime's socket may serve other
 programs, for example containerd's socket serves Docker."""
 
@@ -62,86 +59,59 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class KubeletEvidence(msgspec.Struct, frozen=True):
-    """The facts about the kubelet that are known.
+    """The facts about the kubelet that are known."""
 
-    Attributes:
-        package: the version of the distribution's package; empty if unknown.
-        state_file: a file or directory that only kubelets from 1.33 on have; empty if there is none.
-        gates: feature gates, with increasing precedence.
-        endpoint: the path of the container runtime's socket that the kubelet is configured to use; empty if unknown.
-        endpoint_source: the file that has `endpoint`.
-        faults: a sentence for each file that exists and cannot be read.
-    """
-
-    package: str = ""
-    state_file: str = ""
-    gates: tuple[Gate, ...] = ()
+    package: str = ""  # the version of the distribution's package; empty if unknown
+    state_file: str = ""  # a file or directory that only kubelets from 1.33 on have; empty if there is none
+    gates: tuple[Gate, ...] = ()  # feature gates, with increasing precedence
+    # The path of the container runtime's socket that the kubelet is configured to use; empty if unknown.
     endpoint: str = ""
-    endpoint_source: str = ""
-    faults: tuple[str, ...] = ()
+    endpoint_source: str = ""  # the file that has `endpoint`
+    faults: tuple[str, ...] = ()  # a sentence for each file that exists and cannot be read
 
 
 class CriSection(msgspec.Struct, frozen=True):
-    """The section for containerd's CRI plugin in one file. A value is None if the section does not have it.
-
-    `uncertain` is True if only some releases use the section: the file is not a named import, or the section has the plugin's
-    name of another configuration version.
-    """
+    """The section for containerd's CRI plugin in one file. A value is None if the section does not have it."""
 
     source: str
     enable_cdi: bool | None = None
     spec_dirs: tuple[str, ...] | None = None
+    # Only some releases use the section: the file is not a named import, or the section has the plugin's name of another
+    # configuration version.
     uncertain: bool = False
 
 
 class ContainerdEvidence(msgspec.Struct, frozen=True):
-    """The facts about a containerd that are known.
+    """The facts about a containerd that are known."""
 
-    Attributes:
-        file: its configuration file; empty if it was not found.
-        version: the version of the configuration's format.
-        sections: the CRI plugin's sections in this file and its imports, with increasing precedence.
-        disabled: the file that disables the CRI plugin; empty if no file does.
-        faults: a sentence for each file that exists and cannot be read.
-    """
-
-    file: str = ""
-    version: int = 0
+    file: str = ""  # its configuration file; empty if it was not found
+    version: int = 0  # the version of the configuration's format
+    # The CRI plugin's sections in this file and its imports, with increasing precedence.
     sections: tuple[CriSection, ...] = ()
-    disabled: str = ""
-    faults: tuple[str, ...] = ()
+    disabled: str = ""  # the file that disables the CRI plugin; empty if no file does
+    faults: tuple[str, ...] = ()  # a sentence for each file that exists and cannot be read
 
 
 class CrioEvidence(msgspec.Struct, frozen=True):
-    """The facts about CRI-O that are known: its version, its directories of CDI specs, and the files that have these facts.
-
-    `spec_dirs` is None if no file sets the directories.
-    """
+    """The facts about CRI-O that are known: its version, its directories of CDI specs, and the files that have these facts."""
 
     version: str = ""
     version_source: str = ""
-    spec_dirs: tuple[str, ...] | None = None
+    spec_dirs: tuple[str, ...] | None = None  # None if no file sets the directories
     spec_dirs_source: str = ""
     faults: tuple[str, ...] = ()
 
 
 class NodeEvidence(msgspec.Struct, frozen=True):
-    """The facts about the kubelet and the container runtimes in the node's files.
+    """The facts about the kubelet and the container runtimes in the node's files."""
 
-    Attributes:
-        trouble: why no file could be read; empty otherwise.
-        kubelet: the kubelet.
-        sockets: the existing sockets of container runtimes, of the paths in SOCKETS and OTHER_SOCKETS.
-        containerd: each runtime with a containerd whose configuration was found.
-        containerd_package: the version of the distribution's containerd package; empty if unknown.
-        crio: CRI-O.
-    """
-
-    trouble: str = ""
+    trouble: str = ""  # why no file could be read; empty otherwise
     kubelet: KubeletEvidence = KubeletEvidence()
+    # The existing sockets of container runtimes, of the paths in SOCKETS and OTHER_SOCKETS.
     sockets: tuple[str, ...] = ()
+    # Each runtime with a containerd whose configuration was found.
     containerd: Mapping[str, ContainerdEvidence] = msgspec.field(default_factory=dict)
-    containerd_package: str = ""
+    containerd_package: str = ""  # the version of the distribution's containerd package; empty if unknown
     crio: CrioEvidence = CrioEvidence()
 
 

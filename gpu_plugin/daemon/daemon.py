@@ -133,7 +133,7 @@ class Daemon:
 
         # The parts that follow hardware and settings.
         self._labels = NodeLabels(settings, hardware.host, self._state)
-        self._specs = CdiWatch(settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
+        self._specs = CdiWatch(settings.current, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
         self._discovery = Discovery(
             now=self._now,
             configuration=configuration,

@@ -186,7 +186,7 @@ class Discovery:
         self._cluster.changed()
         if found is not None:
             self._offering.publish(found)
-        self._specs.follow(self._now.node, None if found is None else found.access)
+        self._specs.follow(self._now.node, self.settings, None if found is None else found.access)
         self._labels.follow(self._now.node)
 
     def _report_missing(self, node: Node) -> None:
@@ -225,7 +225,7 @@ class Discovery:
             )
         if found is not None:
             self._offering.publish(found)
-        self._specs.follow(self._now.node, None if found is None else found.access)
+        self._specs.follow(self._now.node, new, None if found is None else found.access)
         self._labels.follow(self._now.node)
 
 

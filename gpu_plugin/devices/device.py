@@ -13,17 +13,12 @@ from gpu_plugin.devices.node import Gpu, MigDevice
 GPU = "gpu"
 MIG = "mig"
 
-WSL_GPUS = "all"
-"""The name in NVIDIA's plugin (0.19.1 and later) of all GPUs of a Windows host together, for its Linux guests."""
-
-TEGRA_GPU = "tegra"
-"""The name in NVIDIA's plugin of the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
-
-OWN_NAMES = frozenset({WSL_GPUS, TEGRA_GPU})
-"""Names in place of the uuid, for GPUs that have none."""
-
-MAX_DEVICE_ID = 63
-"""The longest device id that the API's comment allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)."""
+WSL_GPUS = (
+    "all"  # the name in NVIDIA's plugin (from 0.19.1 on) of all GPUs of a Windows host together, for Linux guests
+)
+TEGRA_GPU = "tegra"  # the name in NVIDIA's plugin of the GPU of a Tegra chip (internal/rm/tegra_devices.go)
+OWN_NAMES = frozenset({WSL_GPUS, TEGRA_GPU})  # names in place of the uuid, for GPUs that have none
+MAX_DEVICE_ID = 63  # characters; the longest id that the API allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)
 
 MAX_LIST_BYTES = 4 * 1024 * 1024
 """The longest message that the kubelet's gRPC client reads (grpc-go, defaultClientMaxReceiveMessageSize)."""
@@ -31,8 +26,7 @@ MAX_LIST_BYTES = 4 * 1024 * 1024
 PLACEHOLDER = "GPU-unreadable-"
 """Prefix of the placeholder uuid of a GPU whose uuid is not known yet. Such a device is never healthy: no pod can hold it."""
 
-MAX_NUMA_NODE = 2**31 - 1
-"""The highest number of a NUMA node: the kernel stores it in an int."""
+MAX_NUMA_NODE = 2**31 - 1  # the highest number of a NUMA node: the kernel stores it in an int
 
 _MAX_SHOWN_ID = 80  # characters of an id that cannot be listed
 
@@ -43,28 +37,19 @@ _OWN_NODES = {WSL_GPUS: ("/dev/dxg",)}
 
 # Tens of thousands of devices may exist, without reference cycles: gc=False spares the garbage collector 13 ms for 5,000.
 class Device(msgspec.Struct, frozen=True, gc=False):
-    """One device of a resource, as the kubelet knows it.
+    """One device of a resource, as the kubelet knows it."""
 
-    `id` has at most 63 characters and always refers to the same hardware. `visible_id` is the id for the container runtime: the
-    uuid of the GPU or MIG device. `index` is its NVML index as text ("0", or "0:1" for a MIG device). `gpu` is the uuid of the
-    GPU whose health applies. `nodes` are the device's own /dev paths. `numa` are its NUMA nodes, empty if unknown. `kind` is
-    GPU or MIG. `sharing` is the entry that shares it, None for a device that is given out once.
-
-    `reason` is the reason why it is unhealthy, empty if it is healthy. `withheld` is a reason that no proof of health removes.
-    `retired` is True if the device is gone, and only listed because a pod may hold it.
-    """
-
-    id: str
-    gpu: str
-    visible_id: str
-    index: str
-    nodes: tuple[str, ...] = ()
-    numa: tuple[int, ...] = ()
-    reason: str = ""
-    withheld: str = ""
-    kind: str = GPU
-    sharing: SharedResource | None = None
-    retired: bool = False
+    id: str  # MAX_DEVICE_ID characters at most; it always refers to the same hardware
+    gpu: str  # uuid of the GPU whose health applies
+    visible_id: str  # the id for the container runtime: the uuid of the GPU or MIG device
+    index: str  # the NVML index as text: "0", or "0:1" for a MIG device
+    nodes: tuple[str, ...] = ()  # its own paths under /dev
+    numa: tuple[int, ...] = ()  # its NUMA nodes; empty if unknown
+    reason: str = ""  # why it is unhealthy; empty if it is healthy
+    withheld: str = ""  # a reason that no proof of health removes
+    kind: str = GPU  # GPU or MIG
+    sharing: SharedResource | None = None  # the entry that shares it; None for a device that is given out once
+    retired: bool = False  # the device is gone, and only listed because a pod may hold it
 
     @property
     def healthy(self) -> bool:
@@ -97,12 +82,7 @@ class Resource(msgspec.Struct, frozen=True):
 def whole_gpu(gpu: Gpu) -> Device:
     """Return the device of a whole GPU. Its id is the GPU's uuid."""
     return Device(
-        id=gpu.uuid,
-        gpu=gpu.uuid,
-        visible_id=gpu.uuid,
-        index=str(gpu.index),
-        nodes=_nodes(gpu),
-        numa=_numa(gpu),
+        id=gpu.uuid, gpu=gpu.uuid, visible_id=gpu.uuid, index=str(gpu.index), nodes=_nodes(gpu), numa=_numa(gpu)
     )
 
 

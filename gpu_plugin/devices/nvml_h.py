@@ -6,11 +6,10 @@ messages name, are enums here. Field ids are plain numbers, as in the header.
 
 from enum import IntEnum, IntFlag
 
-ALL_INSTANCES = 0xFFFFFFFF
-"""GPU or compute instance id of an event of the whole GPU (recorded on an H200)."""
+ALL_INSTANCES = 0xFFFFFFFF  # GPU or compute instance id of an event of the whole GPU (recorded on an H200)
 
+# More links than any GPU has (NVML_NVLINK_MAX_LINKS); a driver ends the count with INVALID_ARGUMENT or NOT_SUPPORTED.
 MAX_NVLINKS = 36
-"""More links than any GPU has (NVML_NVLINK_MAX_LINKS); a driver ends the count with INVALID_ARGUMENT or NOT_SUPPORTED."""
 
 
 class Return(IntEnum):
@@ -85,12 +84,8 @@ class EventType(IntFlag):
     GPU_RECOVERY_ACTION = 0x8000
 
 
-EVENT_TYPES_ALL = 0xFF9F
-"""nvmlEventTypeAll: any other bit is no event type."""
-
-
-VIRTUALIZATION_VGPU = 2
-"""NVML_GPU_VIRTUALIZATION_MODE_VGPU: the GPU is a vGPU, in its virtual machine."""
+EVENT_TYPES_ALL = 0xFF9F  # nvmlEventTypeAll: any other bit is no event type
+VIRTUALIZATION_VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU: the GPU is a vGPU, in its virtual machine
 
 
 class TopologyLevel(IntEnum):
@@ -154,16 +149,12 @@ class FabricCondition(IntEnum):
     PARTITION_ASSIGNED = 12
 
 
-FABRIC_TRUE = 1
-FABRIC_FALSE = 2
-"""NVML_GPU_FABRIC_HEALTH_MASK_*_TRUE and _FALSE."""
+FABRIC_TRUE = 1  # NVML_GPU_FABRIC_HEALTH_MASK_*_TRUE
+FABRIC_FALSE = 2  # NVML_GPU_FABRIC_HEALTH_MASK_*_FALSE
+FABRIC_CONDITION_MASK = 0x3  # NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_* of these conditions
 
-FABRIC_CONDITION_MASK = 0x3
-"""NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_* of these conditions."""
-
-FABRIC_CONFIGURATION_SHIFT = 8
-FABRIC_CONFIGURATION_MASK = 0xF
-"""NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION and _WIDTH_...: a `FabricConfiguration`."""
+FABRIC_CONFIGURATION_SHIFT = 8  # NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION
+FABRIC_CONFIGURATION_MASK = 0xF  # NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION: a `FabricConfiguration`
 
 
 class FabricConfiguration(IntEnum):
@@ -180,78 +171,49 @@ class FabricConfiguration(IntEnum):
     GPU_STATE_INVALID = 8
 
 
-CLIQUE_UNICAST_POINTER = 0
-"""NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: GPUs that reach each other's memory."""
+CLIQUE_UNICAST_POINTER = 0  # NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: GPUs that reach each other's memory
 
-CLOCKS_SW_POWER_CAP = 0x4
-CLOCKS_HW_SLOWDOWN = 0x8
-CLOCKS_SW_THERMAL_SLOWDOWN = 0x20
-"""nvmlClocksEventReasonSwPowerCap, nvmlClocksThrottleReasonHwSlowdown and nvmlClocksEventReasonSwThermalSlowdown."""
+# Only the last two count for health: HwSlowdown alone shows neither cause nor extent, and SwPowerCap is normal for a busy GPU.
+CLOCKS_SW_POWER_CAP = 0x4  # nvmlClocksEventReasonSwPowerCap
+CLOCKS_HW_SLOWDOWN = 0x8  # nvmlClocksThrottleReasonHwSlowdown
+CLOCKS_SW_THERMAL_SLOWDOWN = 0x20  # nvmlClocksEventReasonSwThermalSlowdown
+CLOCKS_HW_THERMAL_SLOWDOWN = 0x40  # nvmlClocksThrottleReasonHwThermalSlowdown
+CLOCKS_HW_POWER_BRAKE_SLOWDOWN = 0x80  # nvmlClocksThrottleReasonHwPowerBrakeSlowdown
 
-CLOCKS_HW_THERMAL_SLOWDOWN = 0x40
-CLOCKS_HW_POWER_BRAKE_SLOWDOWN = 0x80
-"""nvmlClocksThrottleReasonHwThermalSlowdown and nvmlClocksThrottleReasonHwPowerBrakeSlowdown.
+AFFINITY_SCOPE_NODE = 0  # nvmlAffinityScope_t: the NUMA node, rather than the socket
 
-The other reasons are not used: HwSlowdown (0x8) alone shows neither cause nor extent, and SwPowerCap (0x4) and GpuIdle (0x1)
-are normal for a busy and an idle GPU.
-"""
+MEMORY_ERROR_UNCORRECTED = 1  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+ECC_VOLATILE = 0  # NVML_VOLATILE_ECC
 
-AFFINITY_SCOPE_NODE = 0
-"""nvmlAffinityScope_t: the NUMA node, rather than the socket."""
+TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU, of nvmlTemperatureSensors_t
+NVLINK_REMOTE_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 
-MEMORY_ERROR_UNCORRECTED = 1
-ECC_VOLATILE = 0
-"""NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC."""
-
-TEMPERATURE_GPU = 0
-"""NVML_TEMPERATURE_GPU, of nvmlTemperatureSensors_t."""
-
-NVLINK_REMOTE_SWITCH = 2
-"""NVML_NVLINK_DEVICE_TYPE_SWITCH."""
-
-NVLINK_STATE_INACTIVE = 0
-"""NVML_NVLINK_STATE_INACTIVE, of `FI_NVLINK_GET_STATE`: a link that sleeps, or that carries no traffic yet, is active."""
-
-FABRIC_UUID_LENGTH = 16
-FABRIC_CLIQUES = 64
-"""NVML_GPU_FABRIC_UUID_LEN, in bytes, and NVML_GPU_FABRIC_CLIQUE_MAX."""
-
-FEATURE_ENABLED = 1
-"""NVML_FEATURE_ENABLED, and NVML_DEVICE_MIG_ENABLE."""
+NVLINK_STATE_INACTIVE = 0  # NVML_NVLINK_STATE_INACTIVE: a link that sleeps, or that carries no traffic yet, is active
+FABRIC_UUID_LENGTH = 16  # bytes, NVML_GPU_FABRIC_UUID_LEN
+FABRIC_CLIQUES = 64  # NVML_GPU_FABRIC_CLIQUE_MAX
+FEATURE_ENABLED = 1  # NVML_FEATURE_ENABLED, and NVML_DEVICE_MIG_ENABLE
 
 # Field ids: NVML_FI_DEV_*, for nvmlDeviceGetFieldValues.
-FI_ECC_SBE_VOL_TOTAL = 3
-"""Single-bit errors, which ECC corrected, since the driver was last loaded or the GPU reset."""
-FI_RETIRED_SBE = 29
-FI_RETIRED_DBE = 30
-"""Pages retired for single-bit and double-bit errors."""
+FI_ECC_SBE_VOL_TOTAL = 3  # single-bit errors, which ECC corrected, since the driver was last loaded or the GPU reset
+FI_RETIRED_SBE = 29  # pages retired for single-bit errors
+FI_RETIRED_DBE = 30  # pages retired for double-bit errors
 FI_RETIRED_PENDING = 31
-FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 38
-"""CRC errors of flits; the link goes into scopeId."""
-FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = 45
-"""CRC errors of data; the link goes into scopeId."""
-FI_MEMORY_TEMP = 82
-"""°C."""
-FI_TOTAL_ENERGY_CONSUMPTION = 83
-"""mJ since the driver was last loaded."""
+FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 38  # CRC errors of flits; the link goes into scopeId
+FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = 45  # CRC errors of data; the link goes into scopeId
+FI_MEMORY_TEMP = 82  # °C
+FI_TOTAL_ENERGY_CONSUMPTION = 83  # mJ since the driver was last loaded
 FI_PCIE_REPLAY_COUNTER = 94
-FI_REMAPPED_COR = 142
-FI_REMAPPED_UNC = 143
-"""Rows remapped for correctable and for uncorrectable errors, in the life of the part."""
+FI_REMAPPED_COR = 142  # rows remapped for correctable errors in the life of the part
+FI_REMAPPED_UNC = 143  # rows remapped for uncorrectable errors in the life of the part
 FI_REMAPPED_PENDING = 144
 FI_REMAPPED_FAILURE = 145
-FI_NVLINK_GET_STATE = 165
-"""Whether a link is active; the link goes into scopeId."""
+FI_NVLINK_GET_STATE = 165  # whether a link is active; the link goes into scopeId
 FI_PCIE_COUNT_FATAL_ERROR = 180
-FI_POWER_INSTANT = 186
-FI_POWER_CURRENT_LIMIT = 190
-"""Power draw now, and the limit in force, mW."""
-FI_TEMPERATURE_SHUTDOWN_TLIMIT = 193
+FI_POWER_INSTANT = 186  # power draw now, mW
+FI_POWER_CURRENT_LIMIT = 190  # power limit in force, mW
+FI_TEMPERATURE_SHUTDOWN_TLIMIT = 193  # °C relative to T.Limit, signed, as the three below
 FI_TEMPERATURE_SLOWDOWN_TLIMIT = 194
 FI_TEMPERATURE_MEM_MAX_TLIMIT = 195
 FI_TEMPERATURE_GPU_MAX_TLIMIT = 196
-"""°C relative to T.Limit, signed."""
-FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS = 214
-"""Recoveries of a link that failed; the link goes into scopeId."""
-FI_GET_GPU_RECOVERY_ACTION = 230
-"""A `RecoveryAction`."""
+FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS = 214  # recoveries of a link that failed; the link goes into scopeId
+FI_GET_GPU_RECOVERY_ACTION = 230  # a `RecoveryAction`

@@ -215,8 +215,7 @@ def list_bytes(resource: Resource) -> int:
     return sum(_device_bytes(len(device.id.encode()), device.numa) for device in resource.devices)
 
 
-_UNHEALTHY_BYTES = 11
-"""Bytes of the field with "Unhealthy": its tag, its length, and the word."""
+_UNHEALTHY_BYTES = 11  # bytes of the field with "Unhealthy": its tag, its length, and the word
 
 
 @lru_cache(256)
@@ -252,5 +251,5 @@ def check_length(resource: Resource) -> None:
     if size > MAX_LIST_BYTES:
         raise ConfigError(
             f"{resource.name}: {len(resource.devices)} devices make a list of {size} bytes and the kubelet reads "
-            f"{MAX_LIST_BYTES}: ask for fewer replicas",
+            f"{MAX_LIST_BYTES}: ask for fewer replicas"
         )

@@ -12,8 +12,7 @@ from math import inf
 
 import msgspec
 
-Key = tuple[str, str]
-"""Resource name and device id."""
+Key = tuple[str, str]  # resource name and device id
 
 ENTERED = 1.0
 """Seconds after an answer of Allocate within which a kubelet has recorded it in memory. It writes its checkpoint later."""

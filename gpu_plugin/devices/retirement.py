@@ -15,8 +15,7 @@ from gpu_plugin.devices.recent_allocations import Key
 SETTLE = 5.0
 """Least seconds that a retired device stays listed: a pod that was getting the device when it went is reported by then."""
 
-Allocated = frozenset[Key]
-"""(resource name, device id) of devices that pods hold or may hold."""
+Allocated = frozenset[Key]  # (resource name, device id) of devices that pods hold or may hold
 
 NOT_ON_NODE = "it is not on this node any more"
 
@@ -24,17 +23,13 @@ NO_LONGER_OFFERED = "it is not offered any more"
 
 
 class Retirement(msgspec.Struct, frozen=True):
-    """Retired devices that are still listed, by resource name and device id.
+    """Retired devices that are still listed, by resource name and device id."""
 
-    `since` is the time of retirement (seconds of the caller's clock). `free` are the devices that no pod holds; pods no longer
-    get them, so they stay free. `beside` are the MIG devices that were on the GPU together with the retired device: they share
-    no hardware with it. `back` are replicas that are withheld in place of former replicas.
-    """
-
-    since: Mapping[Key, float] = msgspec.field(default_factory=dict)
-    free: Allocated = frozenset()
+    since: Mapping[Key, float] = msgspec.field(default_factory=dict)  # time of retirement in seconds
+    free: Allocated = frozenset()  # no pod holds these devices; pods no longer get them, so they stay free
+    # The MIG devices that were on the GPU together with the retired device: they share no hardware with it.
     beside: Mapping[Key, frozenset[str]] = msgspec.field(default_factory=dict)
-    back: Allocated = frozenset()
+    back: Allocated = frozenset()  # replicas that are withheld in place of former replicas
 
 
 def retire(
@@ -151,9 +146,7 @@ def gone(device: Device) -> Device:
 
 
 def _beside(
-    listed: Iterable[Resource],
-    retired: Collection[Key],
-    before: Mapping[Key, frozenset[str]],
+    listed: Iterable[Resource], retired: Collection[Key], before: Mapping[Key, frozenset[str]]
 ) -> Mapping[Key, frozenset[str]]:
     """Return the MIG devices on each retired device's GPU when it was last planned; no entry if that is not known."""
     together: dict[str, set[str]] = {}
@@ -170,21 +163,17 @@ def _beside(
 
 
 class _InUse(msgspec.Struct, frozen=True):
-    """A retired device; `beside` as in Retirement, None if it is not known."""
+    """A retired device."""
 
     device: Device
-    beside: frozenset[str] | None
+    beside: frozenset[str] | None  # as in Retirement; None if it is not known
 
 
 class _Claim(msgspec.Struct, frozen=True):
-    """The former devices that have hardware of a planned device, and that pods may hold.
+    """The former devices that have hardware of a planned device, and that pods may hold."""
 
-    `former` is a former device with which the planned device cannot share the hardware, None if there is none. `replicas` are
-    former replicas with which it shares the hardware.
-    """
-
-    former: Device | None = None
-    replicas: Sequence[Device] = ()
+    former: Device | None = None  # a former device with which the planned device cannot share the hardware
+    replicas: Sequence[Device] = ()  # former replicas with which it shares the hardware
 
 
 _UNCLAIMED = _Claim()
@@ -218,8 +207,7 @@ class _Busy:
         return self._found[unit]
 
 
-ANYWHERE = ""
-"""The key for the unknown GPU of a MIG device of which only its name is known, and which is no longer on this node."""
+ANYWHERE = ""  # the key for the unknown GPU of a MIG device of which only its name is known, and which is no longer on this node
 
 
 def _shared(device: Device, former: Device) -> bool:

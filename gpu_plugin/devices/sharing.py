@@ -10,29 +10,25 @@ from gpu_plugin.config.sharing import MPS, MpsLimits, SharedResource
 from gpu_plugin.config.words import are
 from gpu_plugin.devices.device import MAX_LIST_BYTES, MIG, Device, first_few, withhold
 
-REPLICA = "::"
-"""Separator of the shared device's id and the replica's number, as in NVIDIA's plugin."""
+REPLICA = "::"  # separator of the shared device's id and the replica's number, as in NVIDIA's plugin
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A device with its resource name, and the names that an operator may use for it: index, uuid, legacy MIG name."""
+    """A device with its resource name."""
 
     name: str
     device: Device
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...]  # the names that an operator may use for it: index, uuid, legacy MIG name
 
 
 class MpsShared(msgspec.Struct, frozen=True):
-    """A resource that is shared by MPS: the uuids of its usable GPUs, the number of replicas of each, and the limits.
-
-    `root` is the host's MPS root, which contains the directory of its daemon.
-    """
+    """A resource that is shared by MPS."""
 
     name: str
-    gpus: tuple[str, ...]
-    replicas: int
+    gpus: tuple[str, ...]  # the uuids of its usable GPUs
+    replicas: int  # of each GPU
     limits: MpsLimits = msgspec.field(default_factory=MpsLimits)
-    root: str = ""
+    root: str = ""  # the host's MPS root, which contains the directory of its daemon
 
 
 def share(

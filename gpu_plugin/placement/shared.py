@@ -51,15 +51,11 @@ class Stage(Enum):
 
 
 class Share(msgspec.Struct):
-    """The numbers of a GPU, or of a MIG device on it, that a policy ranks.
+    """The numbers of a GPU, or of a MIG device on it, that a policy ranks."""
 
-    `load` is the number of its devices that are given out, including this container's. `picked` is the number of devices
-    picked for this container, `room` the number of devices that may still be taken.
-    """
-
-    load: int = 0
-    picked: int = 0
-    room: int = 0
+    load: int = 0  # its devices that are given out, including this container's
+    picked: int = 0  # its devices picked for this container
+    room: int = 0  # its devices that may still be taken
 
     def take(self, count: int) -> None:
         """Count this number of devices as picked."""
@@ -120,11 +116,7 @@ def _distributed(share: Share) -> Rank:
     return share.load, share.picked
 
 
-@policy(
-    PACKED,
-    {HAD: "what the container has already", USE: "the most used GPU", ROOM: "the least room"},
-    fewest=True,
-)
+@policy(PACKED, {HAD: "what the container has already", USE: "the most used GPU", ROOM: "the least room"}, fewest=True)
 def _packed(share: Share) -> Rank:
     return not share.picked, -share.load, share.room
 
@@ -243,22 +235,17 @@ class SharedGpu(Share):
 
 
 class Round(msgspec.Struct):
-    """The devices dealt at one stage: copies of the GPUs before it in the order of the list, and how many devices each `gave`.
-
-    `ranks` are the GPUs' ranks by the policy, of which the lowest comes first, and `totals` their numbers of devices.
-    `passed_over` is True if free devices were left out because the container has others of the same hardware. `equal` are the
-    GPUs of equal rank if not all of them were needed, and `taken` the GPUs chosen of them, as places in the list. `links` is
-    the trace of that choice; it has no GPUs if links decided nothing and the first GPUs in the list were taken.
-    """
+    """The devices dealt at one stage. GPUs are in the order of the list."""
 
     stage: Stage
-    gpus: Sequence["SharedGpu"]
-    ranks: Sequence[Rank]
-    totals: Sequence[int]
-    passed_over: bool
-    gave: Sequence[int] = ()
-    equal: Sequence[int] = ()
-    taken: Sequence[int] = ()
+    gpus: Sequence["SharedGpu"]  # copies of the GPUs before the stage
+    ranks: Sequence[Rank]  # their ranks by the policy, of which the lowest comes first
+    totals: Sequence[int]  # their numbers of devices
+    passed_over: bool  # free devices were left out because the container has others of the same hardware
+    gave: Sequence[int] = ()  # the number of devices that each GPU gave
+    equal: Sequence[int] = ()  # places of the GPUs of equal rank if not all of them were needed
+    taken: Sequence[int] = ()  # the places chosen of them
+    # The trace of that choice. It has no GPUs if links decided nothing and the first GPUs in the list were taken.
     links: whole.Trace = msgspec.field(default_factory=whole.Trace)
 
     @classmethod
@@ -270,13 +257,10 @@ class Round(msgspec.Struct):
 
 
 class Trace(msgspec.Struct):
-    """A record of the choice among shared devices and MIG devices, which `taken` fills.
+    """A record of the choice among shared devices and MIG devices, which `taken` fills."""
 
-    `forced` is the reason if there was no choice, else None. `rounds` has the stages at which devices were dealt.
-    """
-
-    forced: whole.How | None = None
-    rounds: list[Round] = msgspec.field(default_factory=list)
+    forced: whole.How | None = None  # the reason if there was no choice
+    rounds: list[Round] = msgspec.field(default_factory=list)  # the stages at which devices were dealt
 
 
 def taken(

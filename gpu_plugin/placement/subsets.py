@@ -15,20 +15,15 @@ import msgspec
 
 from gpu_plugin.placement.topology import Matrix, Topology
 
-LARGEST = 16
-"""The most GPUs for which all sets are computed: 65,536 sets, in 1 MiB. No server has more GPUs."""
+LARGEST = 16  # the most GPUs for which all sets are computed: 65,536 sets, in 1 MiB; no server has more GPUs
 
 IMMEDIATE_GPUS = 10
 """Up to this number of GPUs a placement takes 5 ms or less, and is computed on the event loop. For more, use a thread."""
 
+# Sizes of later pods that placement assumes, the largest first: the sizes that groups of linked GPUs have.
 PODS = (8, 4, 2)
-"""The sizes of later pods that placement assumes, the largest first: the sizes that groups of linked GPUs have."""
-
-_CHUNK = 1024
-"""Sets that are compared between two reads of the clock."""
-
-_ROOM = 3
-"""Making a set takes this many times as long as reading it from a table."""
+_CHUNK = 1024  # sets that are compared between two reads of the clock
+_ROOM = 3  # making a set takes this many times as long as reading it from a table
 
 
 class Criterion(Enum):
@@ -45,20 +40,16 @@ class Criterion(Enum):
 
 
 class Subsets(msgspec.Struct, frozen=True):
-    """Tables with an entry for every set, by mask. In each table the greater value is the better.
+    """Tables with an entry for every set, by mask. In each table the greater value is the better."""
 
-    `bits` are the bits of the positions. `weight` is the total of `Topology.weights` over the pairs of the set. For GPUs that
-    stay free, `remainder` ranks sets by their value for later pods, and `evenness` by their even spread over NUMA nodes.
-    `best_first` has the masks of each size by falling weight, and masks of equal weight from the lowest positions on.
-    `uniform` is True if no pair differs from another, so that all sets of a size are equally good.
-    """
-
-    bits: tuple[int, ...]
-    weight: "array[int]"
-    remainder: "array[int]"
-    evenness: "array[int]"
-    best_first: "tuple[array[int], ...]"
-    uniform: bool
+    bits: tuple[int, ...]  # the bits of the positions
+    weight: "array[int]"  # the total of `Topology.weights` over the pairs of the set
+    remainder: "array[int]"  # of GPUs that stay free: rank of the set by its value for later pods
+    evenness: "array[int]"  # of GPUs that stay free: rank of the set by its even spread over NUMA nodes
+    best_first: (
+        "tuple[array[int], ...]"  # masks of each size by falling weight, equal ones from the lowest positions on
+    )
+    uniform: bool  # no pair differs from another, so that all sets of a size are equally good
 
     @classmethod
     def of(cls, topology: Topology) -> "Subsets":

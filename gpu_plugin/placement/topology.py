@@ -12,8 +12,7 @@ SAME_NODE = 10
 OTHER_NODE = 20
 """NUMA distances without a firmware table, within a node and between nodes (Linux: LOCAL_DISTANCE, REMOTE_DISTANCE)."""
 
-UNKNOWN_NODE = 255
-"""NUMA distance if the NUMA node of a GPU is not known: the worst value (ACPI: unreachable)."""
+UNKNOWN_NODE = 255  # NUMA distance if the NUMA node of a GPU is not known: the worst value (ACPI: unreachable)
 
 PCIE: Mapping[int, int] = {
     TopologyLevel.INTERNAL: 60,
@@ -25,11 +24,8 @@ PCIE: Mapping[int, int] = {
 }
 """Points by closest common PCIe ancestor, as in NVIDIA's go-gpuallocator (besteffort_policy.go)."""
 
-FARTHEST = 10
-"""Points of any other PCIe relation."""
-
-NVLINK = 100
-"""Points of a direct NVLink of any generation, as in NVIDIA's go-gpuallocator (besteffort_policy.go)."""
+FARTHEST = 10  # points of any other PCIe relation
+NVLINK = 100  # points of a direct NVLink of any generation, as in NVIDIA's go-gpuallocator (besteffort_policy.go)
 
 POINTS_PER_GB_S = 4
 """Points of a GB/s in one direction through NVSwitches, so that an NVLink of 25 GB/s counts the same as a direct one."""
@@ -41,24 +37,19 @@ NVIDIA's figures for a whole GPU both ways, 300 (V100, 6 links), 600 (A100, 12),
 twice the number of links. go-gpuallocator counts no NVLink that ends at a switch.
 """
 
-UNKNOWN_GB_S = 25
-"""GB/s for an unknown generation, or one without an entry in the table."""
+UNKNOWN_GB_S = 25  # GB/s for an unknown generation, or one without an entry in the table
 
 Matrix = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """GPUs by position, which is the order of their NVML index. The matrices are symmetric.
-
-    `scores[a][b]` is the score of the links of two GPUs, `distances[a][b]` the distance of their NUMA nodes; 0 for a GPU with
-    itself. `numa` is the NUMA node of each GPU, None if it is not known.
-    """
+    """GPUs by position, which is the order of their NVML index. The matrices are symmetric, and 0 for a GPU with itself."""
 
     uuids: tuple[str, ...] = ()
-    scores: Matrix = ()
-    distances: Matrix = ()
-    numa: tuple[int | None, ...] = ()
+    scores: Matrix = ()  # [a][b] is the score of the links of two GPUs
+    distances: Matrix = ()  # [a][b] is the distance of the NUMA nodes of two GPUs
+    numa: tuple[int | None, ...] = ()  # the NUMA node of each GPU
     position: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @classmethod

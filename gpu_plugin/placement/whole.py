@@ -9,11 +9,8 @@ import msgspec
 
 from gpu_plugin.placement.subsets import LARGEST, Criterion, Placement
 
-SEEDS = 32
-"""The number of GPUs from which the bounded search starts, each in turn."""
-
-SWAPS = 32
-"""The most times that the bounded search replaces a chosen GPU by a better one."""
+SEEDS = 32  # the number of GPUs from which the bounded search starts, each in turn
+SWAPS = 32  # the most times that the bounded search replaces a chosen GPU by a better one
 
 
 class How(Enum):
@@ -46,18 +43,14 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct):
-    """A record of a choice, which `choose` fills, for explanations.
-
-    `available` and `required` are its arguments. `runner_up` is the second best set, and `criterion` the first criterion by
-    which it is worse than `choice`. There is no runner-up if there is no other set, and after a bounded search.
-    """
+    """A record of a choice, which `choose` fills, for explanations. The first three fields are its arguments."""
 
     placement: Placement = msgspec.field(default_factory=Placement)
     available: frozenset[int] = frozenset()
     required: frozenset[int] = frozenset()
     choice: Choice = Choice((), How.IMPOSSIBLE)
-    runner_up: tuple[int, ...] | None = None
-    criterion: Criterion = Criterion.POSITIONS
+    runner_up: tuple[int, ...] | None = None  # the second best set; None without another, and after a bounded search
+    criterion: Criterion = Criterion.POSITIONS  # the first criterion by which the runner-up is worse
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -103,11 +96,7 @@ def possible(pool: AbstractSet[object], must: AbstractSet[object], size: int) ->
 
 
 def _chosen(
-    placement: Placement,
-    pool: frozenset[int],
-    must: frozenset[int],
-    size: int,
-    budget: Budget | None,
+    placement: Placement, pool: frozenset[int], must: frozenset[int], size: int, budget: Budget | None
 ) -> Choice:
     if not possible(pool, must, size):
         return Choice((), How.IMPOSSIBLE)

@@ -36,19 +36,13 @@ AMBIGUOUS = "the driver gives its name to two devices now"
 
 
 class Built(msgspec.Struct, frozen=True):
-    """The result of a build.
+    """The result of a build."""
 
-    Attributes:
-        specs: the specifications by file name.
-        trouble: why there is no working specification of the GPUs; empty if there is a working specification.
-        missing: why a device is in no specification, by device name.
-        complaints: sentences about files and device nodes that are left out.
-    """
-
-    specs: Mapping[str, Spec] = msgspec.field(default_factory=dict)
-    trouble: str = ""
+    specs: Mapping[str, Spec] = msgspec.field(default_factory=dict)  # the specifications by file name
+    trouble: str = ""  # why there is no working specification of the GPUs; empty if there is a working specification
+    # Why a device is in no specification, by device name.
     missing: Mapping[str, str] = msgspec.field(default_factory=dict)
-    complaints: tuple[str, ...] = ()
+    complaints: tuple[str, ...] = ()  # sentences about files and device nodes that are left out
 
 
 class Nodes(msgspec.Struct, frozen=True):

@@ -7,8 +7,6 @@ internal/discover), and some further directories of distributions.
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-import msgspec
-
 from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES
 from gpu_plugin.containers.cdi.host_files import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
 
@@ -146,13 +144,7 @@ def subdirectories(libraries: Iterable[str]) -> Iterator[str]:
 def directories() -> tuple[str, ...]:
     """Return every directory below a root to list, except the firmware directories and `subdirectories`."""
     configs = [f"{base}/{config}" for base in CONFIG_DIRECTORIES for config in CONFIGS]
-    return (
-        *LIBRARY_DIRECTORIES,
-        *BINARY_DIRECTORIES,
-        *XORG_DIRECTORIES,
-        *configs,
-        *VULKAN,
-    )
+    return (*LIBRARY_DIRECTORIES, *BINARY_DIRECTORIES, *XORG_DIRECTORIES, *configs, *VULKAN)
 
 
 def firmware_directories(version: str, kernel: str) -> Iterator[str]:
@@ -163,77 +155,64 @@ def firmware_directories(version: str, kernel: str) -> Iterator[str]:
         yield f"{base}/nvidia/{version}"
 
 
-class Picked(msgspec.Struct, frozen=True):
-    """Paths of libraries and other files below the root to examine. Each entry of `files` has a path and its group."""
-
-    version: str
-    libraries: tuple[str, ...] = ()
-    files: tuple[tuple[str, str], ...] = ()
-    complaints: tuple[str, ...] = ()
-    fault: str = ""
-
-
-def linked_libraries(listing: Listing, more: Sequence[str] = ()) -> list[str]:
-    """Return links to a driver in a directory of another name, such as Debian's nvidia/tesla-535.
-
-    `more` are further directories of libraries, such as the dynamic loader's directories.
-    """
-    places = dict.fromkeys((*LIBRARY_DIRECTORIES, *more))
+def linked_libraries(listing: Listing, places: Iterable[str]) -> list[str]:
+    """Return links to a driver in a directory of another name, such as Debian's nvidia/tesla-535."""
     return [f"/{at}/{name}" for at in places for name in _LINKS if name in listing.get(at, ())]
-
-
-def versions(listing: Listing, more: Sequence[str] = ()) -> list[str]:
-    """Return the versions of the driver libraries in a root, the newest last. `more` are further directories of libraries."""
-    names = {name for directory in (*LIBRARY_DIRECTORIES, *more) for name in listing.get(directory, ())}
-    found = {match[1] for match in map(_VERSION.fullmatch, names) if match}
-    return sorted(found, key=lambda version: (_numbers(version), version))
 
 
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
 
-def pick(listing: Listing, running: str, root: str, more: Sequence[str] = ()) -> Picked:
-    """Select the paths to examine below a root with these names in its directories.
+class NoVersionError(Exception):
+    """The root has no usable driver. The text says why no container can use a GPU with it."""
+
+
+def version_in(listing: Listing, places: Sequence[str], running: str, root: str) -> tuple[str, list[str]]:
+    """Return the version of the driver for containers, and a sentence if there are several versions.
 
     Args:
-        listing: the names in each of the `directories`.
+        listing: the names in each directory.
+        places: the directories of libraries.
         running: the version of the driver that the kernel runs; empty if it is not known.
         root: the operator's path of the root, for sentences.
-        more: further directories of libraries, such as the dynamic loader's directories.
+
+    Raises:
+        NoVersionError: there is no driver, or none of the running version.
     """
-    there = versions(listing, more)
+    names = {name for directory in places for name in listing.get(directory, ())}
+    found = {match[1] for match in map(_VERSION.fullmatch, names) if match}
+    there = sorted(found, key=lambda version: (_numbers(version), version))
     if not there:
-        return Picked(
-            "",
-            fault=f"the driver root {root} has no libcuda.so or libnvidia-ml.so with a version: is the driver installed "
+        raise NoVersionError(
+            f"the driver root {root} has no libcuda.so or libnvidia-ml.so with a version: is the driver installed "
             "there, and is that directory mounted for this process? Set the directory with --nvidia-driver-root, and its mount "
-            f"point with --driver-root-ctr-path; searched below it: {', '.join((*LIBRARY_DIRECTORIES, *more))}",
+            f"point with --driver-root-ctr-path; searched below it: {', '.join(places)}"
         )
-    version, complaints = there[-1], []
     if running and running not in there:
-        return Picked(
-            "",
-            fault=f"the kernel runs driver {running}, and the driver root {root} has libraries of {', '.join(there)}: "
-            "reload the driver, or install its libraries",
+        raise NoVersionError(
+            f"the kernel runs driver {running}, and the driver root {root} has libraries of {', '.join(there)}: "
+            "reload the driver, or install its libraries"
         )
-    version = running or version
-    if len(there) > 1:
-        why = (
-            "the version that the kernel runs"
-            if running
-            else "the newest, since the version that the kernel runs is not known"
-        )
-        complaints.append(
-            f"the driver root {root} has libraries of {', '.join(there)}; containers get {version}, {why}"
-        )
+    version = running or there[-1]
+    if len(there) == 1:
+        return version, []
+    why = "the version that the kernel runs"
+    if not running:
+        why = "the newest, since the version that the kernel runs is not known"
+    return version, [f"the driver root {root} has libraries of {', '.join(there)}; containers get {version}, {why}"]
+
+
+def libraries_of(listing: Listing, places: Sequence[str], version: str, root: str) -> tuple[list[str], list[str]]:
+    """Return the paths of the libraries of this version, MAX_LIBRARIES at most, and a sentence if there are more."""
     # If there are too many libraries, keep the libraries that are surely NVIDIA's.
-    libraries = sorted(_libraries(listing, version, more), key=_importance)
-    if len(libraries) > MAX_LIBRARIES:
-        complaints.append(
-            f"the driver root {root} has {len(libraries)} libraries of the driver; containers get the first {MAX_LIBRARIES}"
-        )
-    return Picked(version, tuple(libraries[:MAX_LIBRARIES]), tuple(_files(listing, version)), tuple(complaints))
+    found = sorted(_libraries(listing, places, version), key=_importance)
+    if len(found) <= MAX_LIBRARIES:
+        return found, []
+    sentence = (
+        f"the driver root {root} has {len(found)} libraries of the driver; containers get the first {MAX_LIBRARIES}"
+    )
+    return found[:MAX_LIBRARIES], [sentence]
 
 
 def _importance(path: str) -> int:
@@ -241,9 +220,9 @@ def _importance(path: str) -> int:
     return 0 if _VERSION.fullmatch(name) else 1 if name.startswith(_PREFIXES) else 2
 
 
-def _libraries(listing: Listing, version: str, more: Sequence[str]) -> Iterator[str]:
+def _libraries(listing: Listing, places: Sequence[str], version: str) -> Iterator[str]:
     ending = f".so.{version}"
-    for directory in (*LIBRARY_DIRECTORIES, *more):
+    for directory in places:
         for at in (directory, f"{directory}/vdpau"):
             names = listing.get(at, ())
             yield from (f"/{at}/{name}" for name in names if name.startswith("lib") and name.endswith(ending))
@@ -263,7 +242,8 @@ def unversioned(listing: Listing, libraries: Iterable[str]) -> list[str]:
     return [f"/{at}/{name}" for at, there in listing.items() for name in there if name in names]
 
 
-def _files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
+def other_files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the group of each other file of this version."""
     for name in BINARIES:
         yield from ((f"/{at}/{name}", BINARY) for at in BINARY_DIRECTORIES if name in listing.get(at, ()))
     for at, names in listing.items():
@@ -282,21 +262,19 @@ def _files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
 
 
 def chosen(
-    picked: Picked,
+    version: str,
     libraries: Sequence[SeenLibrary],
     files: Iterable[tuple[Seen, str]],
     root: str,
     links: Iterable[Seen] = (),
 ) -> DriverFiles:
-    """Return the files for containers from the examined paths.
+    """Return the files for containers from the libraries and other files of this version.
 
     A library also gets the names of the `links` that lead to it. If several directories have a library of the same name, the
     first is used, as the loader does.
     """
-    if picked.fault:
-        return DriverFiles(fault=picked.fault)
     faulty = [(each.seen, each.fault) for each in libraries if each.fault]
-    complaints = [*picked.complaints, *all_left_out(faulty, root)]
+    complaints = all_left_out(faulty, root)
     good = [each for each in libraries if not each.fault]
     machine = next((each.machine for each in good if _named(each, "libcuda.so.") and each.bits == 64), "")
     placed: dict[str, SeenLibrary] = {}
@@ -306,11 +284,9 @@ def chosen(
     fault = ""
     if "libcuda.so.1" not in placed:
         why = _why_no_libcuda(libraries)
-        fault = f"the driver root {root} has no libcuda.so.{picked.version} that programs can load: {why}"
-    more, others = _place(files, root, picked.version)
-    return DriverFiles(
-        picked.version, machine, tuple(named_once(placed.values(), links)), more, (*complaints, *others), fault
-    )
+        fault = f"the driver root {root} has no libcuda.so.{version} that programs can load: {why}"
+    more, others = _place(files, root, version)
+    return DriverFiles(version, machine, tuple(named_once(placed.values(), links)), more, (*complaints, *others), fault)
 
 
 def _left_out(seen: Seen, why: str, root: str) -> str:

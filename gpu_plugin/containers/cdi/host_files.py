@@ -19,39 +19,23 @@ class Kind(StrEnum):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A path below a root, such as /usr/bin/nvidia-smi, and the file at that path.
-
-    Attributes:
-        path: the path.
-        kind: the type of the file.
-        target: the path of the same file without links, also below the root; empty for a broken link.
-        fault: why containers must not get the file; empty if they may.
-        link: True if the path itself is a link; False if at most a directory of the path is a link.
-    """
+    """A path below a root, such as /usr/bin/nvidia-smi, and the file at that path."""
 
     path: str
-    kind: Kind = Kind.FILE
-    target: str = ""
-    fault: str = ""
-    link: bool = False
+    kind: Kind = Kind.FILE  # the type of the file
+    target: str = ""  # the path of the same file without links, also below the root; empty for a broken link
+    fault: str = ""  # why containers must not get the file; empty if they may
+    link: bool = False  # True if the path itself is a link; False if at most a directory of the path is a link
 
 
 class SeenLibrary(msgspec.Struct, frozen=True):
-    """A shared library.
-
-    Attributes:
-        seen: the path and the file.
-        soname: the SONAME; empty if the library has no SONAME.
-        machine: the processor by its ELF name, such as EM_X86_64.
-        bits: 32 or 64.
-        fault: why the library cannot be read; empty if it can.
-    """
+    """A shared library."""
 
     seen: Seen
-    soname: str = ""
-    machine: str = ""
+    soname: str = ""  # the SONAME; empty if the library has no SONAME
+    machine: str = ""  # the processor by its ELF name, such as EM_X86_64
     bits: int = 64
-    fault: str = ""
+    fault: str = ""  # why the library cannot be read; empty if it can
 
 
 Listing = Mapping[str, tuple[str, ...]]
@@ -59,17 +43,12 @@ Listing = Mapping[str, tuple[str, ...]]
 
 
 class Library(msgspec.Struct, frozen=True):
-    """A library for containers.
+    """A library for containers."""
 
-    Attributes:
-        target: the path below its root, without links.
-        names: the names in containers, relative to the loader's directories: libcuda.so.1, or vdpau/libvdpau_nvidia.so.1.
-        path: the path below its root at which it was found; NVIDIA's hooks use it.
-    """
-
-    target: str
+    target: str  # the path below its root, without links
+    # The names in containers, relative to the loader's directories: libcuda.so.1, or vdpau/libvdpau_nvidia.so.1.
     names: tuple[str, ...]
-    path: str
+    path: str  # the path below its root at which it was found; NVIDIA's hooks use it
 
 
 class PlacedFile(msgspec.Struct, frozen=True):
@@ -81,45 +60,34 @@ class PlacedFile(msgspec.Struct, frozen=True):
 
 
 class DriverFiles(msgspec.Struct, frozen=True):
-    """The files of a driver's user space for containers.
-
-    `fault` is why no container can use a GPU with it; empty if containers can. `complaints` are sentences about single files.
-    """
+    """The files of a driver's user space for containers."""
 
     version: str = ""
     machine: str = ""
     libraries: tuple[Library, ...] = ()
     files: tuple[PlacedFile, ...] = ()
-    complaints: tuple[str, ...] = ()
-    fault: str = ""
+    complaints: tuple[str, ...] = ()  # sentences about single files
+    fault: str = ""  # why no container can use a GPU with it; empty if containers can
 
 
 class DeviceFile(msgspec.Struct, frozen=True):
-    """A device node of the host: its numbers, its permission bits, the id of its group, and its type as in mknod(1).
-
-    `root` is the root in which the node was found, as a host path without a slash at the end; empty for /.
-    """
+    """A device node of the host."""
 
     major: int
     minor: int
-    mode: int = 0o666
+    mode: int = 0o666  # permission bits
     gid: int = 0
-    type: Literal["b", "c"] = "c"
-    root: str = ""
+    type: Literal["b", "c"] = "c"  # as in mknod(1)
+    root: str = ""  # the root in which it was found, as a host path without a slash at the end; empty for /
 
 
 class HostDevices(msgspec.Struct, frozen=True):
-    """The device nodes of the host.
+    """The device nodes of the host."""
 
-    Attributes:
-        nodes: the device nodes by their path under /dev. They include links in /dev/dri/by-path, with the numbers of their
-            targets.
-        drm: the paths of a GPU's DRM device nodes, by its PCI bus id in NVML's form.
-        faults: why containers must not get a device node, by its path. Such a node is not in `nodes`.
-        searched: the roots whose dev/ was searched, as paths of this process.
-    """
-
+    # The device nodes by their path under /dev. They include links in /dev/dri/by-path, with the numbers of their targets.
     nodes: Mapping[str, DeviceFile] = msgspec.field(default_factory=dict)
+    # The paths of a GPU's DRM device nodes, by its PCI bus id in NVML's form.
     drm: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    # Why containers must not get a device node, by its path. Such a node is not in `nodes`.
     faults: Mapping[str, str] = msgspec.field(default_factory=dict)
-    searched: tuple[str, ...] = ("/",)
+    searched: tuple[str, ...] = ("/",)  # the roots whose dev/ was searched, as paths of this process

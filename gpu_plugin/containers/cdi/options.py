@@ -21,24 +21,15 @@ IDLE_FEATURE_FLAGS = (
 
 
 class CdiOptions(msgspec.Struct, frozen=True):
-    """The operator's options. Host paths have no slash at the end, and are empty for /.
+    """The operator's options. Host paths have no slash at the end, and are empty for /."""
 
-    Attributes:
-        driver_root: the host path of the driver root.
-        dev_root: the directory whose dev/ has all device nodes; None if each device node has its own root.
-        classes: further classes of which containers get all devices (gdrcopy, gds, mofed).
-        imex_channels: the IMEX channels that containers get.
-        hook: the path of NVIDIA's hook program on the host; empty for specifications without hooks.
-        disabled_hooks: the names of hooks to leave out.
-        feature_flags: the feature flags.
-    """
-
-    driver_root: str = ""
+    driver_root: str = ""  # the host path of the driver root
+    # The directory whose dev/ has all device nodes; None if each device node has its own root.
     dev_root: str | None = None
-    classes: tuple[str, ...] = ()
-    imex_channels: tuple[int, ...] = ()
-    hook: str = ""
-    disabled_hooks: frozenset[str] = frozenset()
+    classes: tuple[str, ...] = ()  # further classes of which containers get all devices (gdrcopy, gds, mofed)
+    imex_channels: tuple[int, ...] = ()  # the IMEX channels that containers get
+    hook: str = ""  # the path of NVIDIA's hook program on the host; empty for specifications without hooks
+    disabled_hooks: frozenset[str] = frozenset()  # the names of hooks to leave out
     feature_flags: frozenset[str] = frozenset()
 
 

@@ -8,21 +8,14 @@ NOT_YET = "its CDI specification is not written yet"
 
 
 class CdiReadiness(msgspec.Struct, frozen=True):  # a dataclass would take 1 ms to define while pods wait for the start
-    """The devices in the written specifications.
+    """The devices in the written specifications."""
 
-    Attributes:
-        nodes: the device nodes that a container gets with each device of the class gpu, by the device's name.
-        trouble: why no device can be used by its name; empty if the devices of `nodes` can.
-        missing: why a device is not in `nodes`, by its name.
-        others: the qualified names of devices of other classes.
-        complaints: sentences about files and devices that are left out.
-    """
-
+    # The device nodes that a container gets with each device of the class gpu, by the device's name.
     nodes: Mapping[str, frozenset[str]] = {}
-    trouble: str = NOT_YET
-    missing: Mapping[str, str] = {}
-    others: frozenset[str] = frozenset()
-    complaints: tuple[str, ...] = ()
+    trouble: str = NOT_YET  # why no device can be used by its name; empty if the devices of `nodes` can
+    missing: Mapping[str, str] = {}  # why a device is not in `nodes`, by its name
+    others: frozenset[str] = frozenset()  # the qualified names of devices of other classes
+    complaints: tuple[str, ...] = ()  # sentences about files and devices that are left out
 
     @property
     def known(self) -> bool:

@@ -123,7 +123,7 @@ def made(kind: str, devices: tuple[SpecDevice, ...], common: Edits) -> Spec:
 
 def minimum_version(spec: Spec) -> str:
     """Return the lowest version that supports the whole document (specs-go, MinimumRequiredVersion)."""
-    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
+    edits = all_edits(spec)
     rdts = [each.intel_rdt for each in edits if each.intel_rdt is not None]
     if any(each.net_devices for each in edits) or any(rdt.schemata or rdt.enable_monitoring for rdt in rdts):
         return "1.1.0"
@@ -262,22 +262,24 @@ def json_schema() -> dict[str, Any]:
     return msgspec.json.schema(Spec)
 
 
-def device_nodes(spec: Spec) -> Iterator[DeviceNode]:
-    """Yield every device node of every device, and the common device nodes. Device nodes may occur more than once."""
-    for edits in (spec.container_edits, *(device.container_edits for device in spec.devices)):
-        yield from edits.device_nodes
+def all_edits(spec: Spec) -> list[Edits]:
+    """Return the common edits, and the edits of each device."""
+    return [spec.container_edits, *(device.container_edits for device in spec.devices)]
+
+
+def device_nodes(spec: Spec) -> list[DeviceNode]:
+    """Return the common device nodes, and those of every device. Device nodes may occur more than once."""
+    return [node for edits in all_edits(spec) for node in edits.device_nodes]
 
 
 def mounted(spec: Spec) -> tuple[str, ...]:
     """Return the host paths of all mounts, without duplicates."""
-    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
-    return tuple(dict.fromkeys(mount.host_path for each in edits for mount in each.mounts))
+    return tuple(dict.fromkeys(mount.host_path for edits in all_edits(spec) for mount in edits.mounts))
 
 
 def hook_programs(spec: Spec) -> tuple[str, ...]:
     """Return the host paths of all hook programs, without duplicates."""
-    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
-    return tuple(dict.fromkeys(hook.path for each in edits for hook in each.hooks))
+    return tuple(dict.fromkeys(hook.path for edits in all_edits(spec) for hook in edits.hooks))
 
 
 def host_paths(spec: Spec) -> tuple[str, ...]:

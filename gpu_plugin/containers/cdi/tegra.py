@@ -49,12 +49,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def parse(name: str, content: bytes) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """Parse the list of this name. Return its lines without duplicates, and a sentence for each invalid line.
-
-    `content` has at most MAX_BYTES + 1 bytes.
-    """
-    if len(content) > MAX_BYTES:
-        return (), (f"{name} is left out: it has more than {MAX_BYTES:,} bytes",)
+    """Parse the list of this name. Return its lines without duplicates, and a sentence for each invalid line."""
     rows = content.decode(errors="replace").removesuffix("\n").split("\n")
     found: dict[Line, None] = {}
     faults: list[str] = []
@@ -113,21 +108,14 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 class TegraFiles(msgspec.Struct, frozen=True):
-    """The files and device nodes that the lists of a Tegra name.
+    """The files and device nodes that the lists of a Tegra name."""
 
-    Attributes:
-        looked: the lines with their files.
-        nodes: the device nodes that exist, by their path under /dev.
-        complaints: sentences about lines that are left out.
-        fault: why there are no lines; empty if there are lines.
-        searched: the roots whose device nodes were searched, as paths of this process.
-    """
-
-    looked: tuple[Looked, ...] = ()
+    looked: tuple[Looked, ...] = ()  # the lines with their files
+    # The device nodes that exist, by their path under /dev.
     nodes: Mapping[str, DeviceFile] = msgspec.field(default_factory=dict)
-    complaints: tuple[str, ...] = ()
-    fault: str = ""
-    searched: tuple[str, ...] = ("/",)
+    complaints: tuple[str, ...] = ()  # sentences about lines that are left out
+    fault: str = ""  # why there are no lines; empty if there are lines
+    searched: tuple[str, ...] = ("/",)  # the roots whose device nodes were searched, as paths of this process
 
 
 def is_library(path: str) -> bool:

@@ -46,32 +46,22 @@ _LOADER = re.compile(r".+_loader\.so(\..+)?")
 
 
 class Store(msgspec.Struct, frozen=True):
-    """One of NVIDIA's drivers in the driver store.
+    """One of NVIDIA's drivers in the driver store."""
 
-    Attributes:
-        directory: such as usr/lib/wsl/drivers/nv_dispi.inf_amd64_1f.
-        names: the names of the files in the directory.
-        current: whether the loader of CUDA in WSL's own directory is this driver's.
-        written: the time at which its libcuda was written, in ns.
-    """
-
-    directory: str
-    names: tuple[str, ...]
-    current: bool = False
-    written: int = 0
+    directory: str  # such as usr/lib/wsl/drivers/nv_dispi.inf_amd64_1f
+    names: tuple[str, ...]  # the names of the files in the directory
+    current: bool = False  # whether the loader of CUDA in WSL's own directory is this driver's
+    written: int = 0  # the time at which its libcuda was written, in ns
 
 
 class WslFiles(msgspec.Struct, frozen=True):
-    """The files of a WSL node for containers: libdxcore, and the libraries and other files of one driver in the driver store.
-
-    `fault` is why no container can use a GPU; empty if containers can. `complaints` are sentences about files that are left out.
-    """
+    """The files of a WSL node for containers: libdxcore, and the libraries and other files of one driver in the driver store."""
 
     dxcore: SeenLibrary | None = None
     libraries: tuple[SeenLibrary, ...] = ()
     files: tuple[Seen, ...] = ()
-    complaints: tuple[str, ...] = ()
-    fault: str = ""
+    complaints: tuple[str, ...] = ()  # sentences about files that are left out
+    fault: str = ""  # why no container can use a GPU; empty if containers can
 
 
 def of_nvidia(directories: Iterable[str]) -> list[str]:

@@ -16,27 +16,22 @@ from gpu_plugin.containers.cdi.host_files import Kind
 from gpu_plugin.containers.cdi.spec import MAX_BYTES, Spec, from_json
 from gpu_plugin.containers.cdi.written import encoded
 from gpu_plugin.containers.cdi_files import record
+from gpu_plugin.containers.cdi_files.record import replace
 from gpu_plugin.containers.driver_root.safe import judge, trusted
-from gpu_plugin.runtime.regular_file import UnfitFileError, leftovers, read_file, replace_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, leftovers, read_file
 
-MODE = 0o644
 DIRECTORY_MODE = 0o755
 
 OURS = tuple(map(cdi_names.file_name, cdi_names.CLASSES))  # every file that this plugin ever writes there
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of one round of writing.
+    """The result of one round of writing."""
 
-    `changed` has the names of files that were written or removed. `refused` has, by file name, the path and the error of each
-    write or removal that failed. `invalid` has the faults of new specifications by file name; their old files stay. `foreign` has
-    the names of files that stay because another program wrote or changed them.
-    """
-
-    changed: tuple[str, ...] = ()
-    refused: Mapping[str, str] = {}
-    invalid: Mapping[str, str] = {}
-    foreign: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()  # the names of files that were written or removed
+    refused: Mapping[str, str] = {}  # by file name, the path and the error of each write or removal that failed
+    invalid: Mapping[str, str] = {}  # by file name, the faults of new specifications; their old files stay
+    foreign: tuple[str, ...] = ()  # the names of files that stay because another program wrote or changed them
 
 
 class SpecDirectory:
@@ -140,7 +135,7 @@ class SpecDirectory:
             return False
         self._make()
         with _locked(self.path, fcntl.LOCK_SH):
-            _replace(file, content)
+            replace(file, content)
         return True
 
     def _make(self) -> None:
@@ -196,14 +191,6 @@ def _locked(directory: Path, kind: int) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _replace(file: Path, content: bytes) -> None:
-    """Replace a file. Raises OSError, which names the file itself and not the temporary file."""
-    try:
-        replace_file(file, content, MODE)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(file)) from None
-
-
 def _remove(file: Path, known: Collection[str]) -> bool:
     """Remove a regular file if the digest of its content is known. Return False if nothing was removed."""
     try:
@@ -220,7 +207,7 @@ def _is_written(file: Path, content: bytes) -> bool:
     try:
         there = file.lstat()
         # A file of another user could change later.
-        sound = there.st_mode == stat.S_IFREG | MODE and trusted(there)
+        sound = there.st_mode == stat.S_IFREG | record.MODE and trusted(there)
         return sound and read_file(file, MAX_BYTES) == content
     except OSError:
         return False

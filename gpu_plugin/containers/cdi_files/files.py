@@ -22,17 +22,13 @@ SUFFIXES = frozenset({".json", ".yaml"})
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A file by its path as messages show it, its content (None if it cannot be read), and its faults.
+    """A file with its content and its faults."""
 
-    `faults` are by the JSON Schema and the rules of CDI. `refused` are the faults for which runtimes refuse the file, since CDI's
-    library accepts more than the schema. `priority` is the priority of its directory, higher for later directories.
-    """
-
-    file: str
-    spec: Spec | None
-    faults: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    priority: int = 0
+    file: str  # its path, as messages show it
+    spec: Spec | None  # None if it cannot be read
+    faults: tuple[str, ...] = ()  # by the JSON Schema and the rules of CDI
+    refused: tuple[str, ...] = ()  # those for which runtimes refuse it: CDI's library accepts more than the schema
+    priority: int = 0  # of its directory, higher for later directories
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,15 +39,11 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The devices that runtimes find in all files: the file that counts for each name, in the order of the files.
+    """The devices that runtimes find in all files."""
 
-    `conflicts` has, by file name, sentences about devices of the file that no runtime gives to a container. `refused` has, by
-    device name, the files of each such device.
-    """
-
-    owners: dict[str, Judged]
-    conflicts: dict[str, tuple[str, ...]]
-    refused: dict[str, tuple[str, ...]] = {}
+    owners: dict[str, Judged]  # the file that counts for each name, in the order of the files
+    conflicts: dict[str, tuple[str, ...]]  # by file name, sentences about its devices that no container gets
+    refused: dict[str, tuple[str, ...]] = {}  # by device name, the files of each such device
 
 
 def found(files: Sequence[Judged]) -> Found:

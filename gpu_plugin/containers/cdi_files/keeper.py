@@ -15,7 +15,7 @@ from gpu_plugin.containers.cdi.spec import Spec, faults, gpu_nodes, other_names
 from gpu_plugin.containers.cdi.written import own_faults
 from gpu_plugin.containers.cdi_files.directory import OURS, Outcome, SpecDirectory, not_ours, said
 from gpu_plugin.containers.cdi_files.files import NameConflicts
-from gpu_plugin.containers.cdi_files.source import Request, SpecSource, UnsafeSpecError
+from gpu_plugin.containers.cdi_files.source import SpecSource, UnsafeSpecError, Wanted
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import NoAnswerError, SlowCall, begin
 
@@ -37,21 +37,14 @@ GPU_FILE = cdi_names.file_name(cdi_names.GPU)
 class SpecKeeper:
     """Writes specifications on a thread, and writes them again if the node, the settings or the host's files change."""
 
-    def __init__(
-        self,
-        source: SpecSource,
-        wanted: Callable[[], Callable[[], Request] | None],
-        directory: Path,
-        changed: Callable[[CdiReadiness], None],
-    ) -> None:
-        """Keep the source of the specifications, the request for them, and their directory.
+    def __init__(self, source: SpecSource, directory: Path, changed: Callable[[CdiReadiness], None]) -> None:
+        """Keep the source of the specifications, and their directory.
 
-        `wanted` returns None while no strategy uses CDI names, and otherwise a function that makes the request on a thread.
         `changed` receives the devices that are served: no devices at first, and no devices again after a time without
         CDI strategies.
         """
         self._source = source
-        self._wanted = wanted
+        self._wanted: Wanted | None = None
         self._changed = changed
         self._directory = SpecDirectory(directory)
         self._conflicts = NameConflicts(directory)
@@ -62,8 +55,9 @@ class SpecKeeper:
         self._complaints: frozenset[str] = frozenset()
         self._call: SlowCall[Any] = SlowCall("cdi-specs")
 
-    def ask(self) -> None:
-        """Start a round now. For the event loop's thread."""
+    def follow(self, wanted: Wanted | None) -> None:
+        """Start a round with these inputs now. None: no strategy uses CDI names. For the event loop's thread."""
+        self._wanted = wanted
         self._due = True
         self._asked.ring()
 
@@ -99,8 +93,8 @@ class SpecKeeper:
         """Keep the specifications up to date until cancelled."""
         while True:
             self._due = False
-            request = self._wanted()
-            if request is None:
+            wanted = self._wanted
+            if wanted is None:
                 if self._looked:
                     self._report(CdiReadiness())
                 self._looked = False
@@ -110,7 +104,7 @@ class SpecKeeper:
                 await self._wait_for_call()
                 self._call.forget()
             self._looked = True
-            self._call.begin(partial(self._round, request))
+            self._call.begin(partial(self._round, wanted))
             await self._take_round()
             await self._wait(LOOK_EVERY)
 
@@ -153,8 +147,8 @@ class SpecKeeper:
         )
         self._report(readiness(built, outcome, conflicts))
 
-    def _round(self, request: Callable[[], Request]) -> "tuple[Built, Outcome, Mapping[str, str]]":
-        built = self._source.build(request())
+    def _round(self, wanted: Wanted) -> "tuple[Built, Outcome, Mapping[str, str]]":
+        built = self._source.build(wanted.request())
         outcome = self._directory.write(built.specs)
         conflicts = self._conflicts.find()
         shared = (*self._directory.complaints(), *list(conflicts.values())[:MAX_CONFLICTS])

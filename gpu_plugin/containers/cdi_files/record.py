@@ -17,7 +17,7 @@ Digests = Mapping[str, frozenset[str]]
 """The hexadecimal SHA-256 of each content that this plugin wrote, by file name. A file has two while it is replaced."""
 
 _MAX_BYTES = 64 * 1024  # a record of all classes has 1 KiB
-_MODE = 0o644
+MODE = 0o644  # of the record and of the specifications
 _LINE = re.compile(rb"([0-9a-f]{64})  ([\w.-]+)", re.ASCII)
 
 
@@ -41,12 +41,16 @@ def read(directory: Path) -> Digests:
 
 def write(directory: Path, digests: Digests) -> None:
     """Replace the record of a directory, or remove it if it would be empty. Raises OSError, which names the record."""
-    file = directory / FILE
     lines = [f"{digest}  {name}\n" for name in sorted(digests) for digest in sorted(digests[name])]
+    if lines:
+        replace(directory / FILE, "".join(lines).encode())
+    else:
+        (directory / FILE).unlink(missing_ok=True)
+
+
+def replace(file: Path, content: bytes) -> None:
+    """Replace a file, which every user may read then. Raises OSError, which names the file itself and not the temporary file."""
     try:
-        if lines:
-            replace_file(file, "".join(lines).encode(), _MODE)
-        else:
-            file.unlink(missing_ok=True)
+        replace_file(file, content, MODE)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(file)) from None

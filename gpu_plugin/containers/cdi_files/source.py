@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from gpu_plugin.config.settings import Settings
 from gpu_plugin.containers.cdi.host_files import Kind
 from gpu_plugin.containers.cdi.spec import DeviceNode, Spec, device_nodes, hook_programs, mounted
 from gpu_plugin.containers.driver_root.safe import Judged, judge
 from gpu_plugin.containers.driver_root.tree import device_node
+from gpu_plugin.containers.edits import Access
 from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
-from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.devices.plan import served_gpus
 from gpu_plugin.runtime.printable import printable
 
 if TYPE_CHECKING:
     from gpu_plugin.containers.cdi.build import Built
-    from gpu_plugin.containers.cdi.host_files import HostDevices
     from gpu_plugin.containers.cdi.options import CdiOptions
     from gpu_plugin.containers.driver_root.tree import FirstRoot
 
@@ -47,6 +49,22 @@ class Request(msgspec.Struct, frozen=True):
     complaints: tuple[str, ...] = ()  # sentences about the options, which the result repeats
 
 
+class Wanted(msgspec.Struct, frozen=True):
+    """The node, the settings and the data for Allocate that specifications are made for."""
+
+    node: Node
+    settings: Settings
+    access: Access
+
+    def request(self) -> Request:
+        """Return the request. The first call imports modules, so it belongs on a thread."""
+        from gpu_plugin.containers.cdi.options import cdi_options, ignored_options  # noqa: PLC0415 - no pod waits for them
+
+        options = cdi_options(self.settings, self.access)
+        complaints = tuple(ignored_options(self.settings))
+        return Request(served_gpus(self.node, self.settings), self.node.driver_version, options, complaints)
+
+
 class SpecSource:
     """Builds the specifications of one node. Returns the same object as before if nothing has changed."""
 
@@ -54,7 +72,7 @@ class SpecSource:
         """`roots` returns the driver roots, and blocks."""
         self._host = host
         self._ask_roots = roots
-        self._searches: dict[Callable[[Roots], Any], Any] = {}
+        self._searches: dict[type[FirstRoot[Any]], FirstRoot[Any]] = {}
         self._last: tuple[object, Built] | None = None
 
     def build(self, request: Request) -> "Built":
@@ -80,50 +98,46 @@ class SpecSource:
     def _build(self, request: Request) -> "tuple[FirstRoot[Any], object, Built]":
         """Return the search, the inputs, and the specifications. Equal inputs give the same object as before."""
         host = self._host.devices(gpu.pci_bus_id for gpu in request.gpus)
-        search, make = self._platform(request.gpus, host)
+        search = self._search(request.gpus)
         files, driver_root = search.files(request.driver_version), search.host_root
         hook, complaint = self._hook(request.options.hook)
         options = replace(request.options, driver_root=driver_root, hook=hook)
         inputs = (request, files, host, options, complaint)
         if self._last is not None and self._last[0] == inputs:
             return search, inputs, self._last[1]
-        built = make(files, options)
+        built = search.specs(files, request.gpus, host, options)
         more = (*request.complaints, *([complaint] if complaint else []))
         if more:
             built = replace(built, complaints=(*built.complaints, *more))
         return search, inputs, built
 
-    def _platform(self, gpus: Sequence[Gpu], host: "HostDevices") -> "tuple[Any, Callable[[Any, CdiOptions], Built]]":
-        """Return the search for the driver's files on this kind of node, and the function that makes specifications from them.
+    def _search(self, gpus: Sequence[Gpu]) -> "FirstRoot[Any]":
+        """Return the search for the driver's files on this kind of node, with its earlier results.
 
         WSL nodes and Tegras have one device, whose name identifies the kind of node.
         """
+        kind: type[FirstRoot[Any]]
         uuids = {gpu.uuid for gpu in gpus}
         if WSL_GPUS in uuids:
-            from gpu_plugin.containers.cdi.wsl import wsl_specs  # noqa: PLC0415 - few nodes need it
-            from gpu_plugin.containers.driver_root.wsl import WslSearch  # noqa: PLC0415
+            from gpu_plugin.containers.driver_root.wsl import WslSearch  # noqa: PLC0415 - few nodes need it
 
-            return self._kept(WslSearch), lambda files, options: wsl_specs(files, host, options)
-        if TEGRA_GPU in uuids:
-            from gpu_plugin.containers.cdi.tegra import tegra_specs  # noqa: PLC0415
+            kind = WslSearch
+        elif TEGRA_GPU in uuids:
             from gpu_plugin.containers.driver_root.tegra import TegraSearch  # noqa: PLC0415
 
-            return self._kept(TegraSearch), tegra_specs
-        from gpu_plugin.containers.cdi.build import build  # noqa: PLC0415 - 15 ms, which no pod waits for: see `holds`
-        from gpu_plugin.containers.driver_root.search import Search  # noqa: PLC0415
+            kind = TegraSearch
+        else:
+            from gpu_plugin.containers.driver_root.search import Search  # noqa: PLC0415 - 15 ms that no pod waits for
 
-        return self._kept(Search), lambda files, options: build(gpus, host, files, options)
+            kind = Search
+        if kind not in self._searches:
+            self._searches[kind] = kind(self.roots)
+        return self._searches[kind]
 
     @cached_property
     def roots(self) -> Roots:
         """The driver roots, read once."""
         return self._ask_roots()
-
-    def _kept(self, kind: Callable[[Roots], Any]) -> Any:
-        """Return the search of this kind with its earlier results."""
-        if kind not in self._searches:
-            self._searches[kind] = kind(self.roots)
-        return self._searches[kind]
 
     def holds(self, spec: Spec) -> bool:
         """Whether every file of a specification exists on the host and is safe, and device nodes have their numbers."""
@@ -172,7 +186,7 @@ class SpecSource:
             why = (
                 f"the program {printable(hook)} of the host, which the runtime would run as root, is not safe: {fault}"
             )
-        elif any(os.access(path, os.X_OK) for path in self._seen_as(hook)):
+        elif any(os.access(f"{root}{path}", os.X_OK) for root, path in self._places(hook)):
             return hook, ""
         else:
             why = f"there is no program {hook} on the host, as far as this process can see it"
@@ -184,9 +198,6 @@ class SpecSource:
         """Return the files in this process that may be a path of the host, each with its faults."""
         judged = [judge(root, path, kinds) for root, path in self._places(host_path)]
         return [each for each in judged if each.seen.kind is not Kind.MISSING]
-
-    def _seen_as(self, host_path: str) -> list[str]:
-        return [f"{root}{path}" for root, path in self._places(host_path)]
 
     def _places(self, host_path: str) -> list[tuple[str, str]]:
         """Return the paths in this process that may be a path of the host, each as a root and a path below it.

@@ -4,23 +4,21 @@ Imports the modules that make specifications only once a strategy names CDI devi
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
-from gpu_plugin.config.settings import Settings, SettingsStore
+from gpu_plugin.config.settings import Settings
 from gpu_plugin.containers.edits import Access, is_cdi
 from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Node
-from gpu_plugin.devices.plan import served_gpus
 from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
     from gpu_plugin.containers.cdi.readiness import CdiReadiness
     from gpu_plugin.containers.cdi_files.keeper import SpecKeeper
-    from gpu_plugin.containers.cdi_files.source import Request
+    from gpu_plugin.containers.cdi_files.source import Wanted
 
 # The most seconds to wait for the first registration before specifications are made, which would delay it by 40 ms.
 FIRST_SPECS = 0.5
@@ -31,7 +29,7 @@ class CdiWatch:
 
     def __init__(
         self,
-        settings: SettingsStore,
+        settings: Settings,
         host: HostView,
         driver_roots: Callable[[], Sequence[tuple[str, str]]],
         changed: "Callable[[CdiReadiness], None]",
@@ -48,36 +46,36 @@ class CdiWatch:
         self._asked = Pulse()
         self._keeper: SpecKeeper | None = None
 
-    @property
-    def wanted(self) -> bool:
-        """Whether a strategy in force names CDI devices."""
-        return any(map(is_cdi, self._settings.current.device_list_strategy))
-
-    def follow(self, node: Node, access: Access | None) -> None:
-        """Make specifications for this node and this access from now on. None keeps the access."""
-        self._node = node
-        self._access = access or self._access
+    def follow(self, node: Node, settings: Settings, access: Access | None) -> None:
+        """Make specifications for this node and these settings from now on. None keeps the access."""
+        self._node, self._settings, self._access = node, settings, access or self._access
         self._asked.ring()
         if self._keeper is not None:
-            self._keeper.ask()
+            self._keeper.follow(self._wanted())
 
     async def recall(self) -> None:
         """Use an earlier process's specifications if they are wanted and still valid. Waits for one second at most."""
-        if self.wanted:
+        if self._by_cdi:
             await self._make_keeper().recall()
 
     async def run(self) -> None:
         """Wait until specifications are wanted, then keep them up to date until cancelled."""
-        while not self.wanted or not self._node.gpus:
+        while not self._by_cdi or not self._node.gpus:
             await self._asked.wait()
         with anyio.move_on_after(FIRST_SPECS):
             await self.registered.wait()
-        await self._make_keeper().run()
+        keeper = self._make_keeper()
+        keeper.follow(self._wanted())
+        await keeper.run()
 
     async def remove(self) -> None:
         """Remove the specifications at the end. Waits for a moment, cancelled or not."""
         if self._keeper is not None:
             await self._keeper.remove()
+
+    @property
+    def _by_cdi(self) -> bool:
+        return any(map(is_cdi, self._settings.device_list_strategy))
 
     def _make_keeper(self) -> "SpecKeeper":
         if self._keeper is None:
@@ -85,19 +83,13 @@ class CdiWatch:
             from gpu_plugin.containers.cdi_files.source import SpecSource  # noqa: PLC0415
 
             source = SpecSource(self._host, self._driver_roots)
-            self._keeper = SpecKeeper(source, self._request, Path(self._settings.current.cdi_dir), self._changed)
+            self._keeper = SpecKeeper(source, Path(self._settings.cdi_dir), self._changed)
         return self._keeper
 
-    def _request(self) -> "Callable[[], Request] | None":
-        """Return a function that makes the request; None if no strategy uses CDI names or no GPU is known yet."""
-        if not self.wanted or not self._node.gpus or self._access is None:
+    def _wanted(self) -> "Wanted | None":
+        """Return the inputs of the specifications; None if no strategy uses CDI names or no GPU is known yet."""
+        from gpu_plugin.containers.cdi_files.source import Wanted  # noqa: PLC0415
+
+        if not self._by_cdi or not self._node.gpus or self._access is None:
             return None
-        return partial(_request_for, self._node, self._settings.current, self._access)
-
-
-def _request_for(node: Node, settings: Settings, access: Access) -> "Request":
-    from gpu_plugin.containers.cdi.options import cdi_options, ignored_options  # noqa: PLC0415 - on the thread that makes specifications
-    from gpu_plugin.containers.cdi_files.source import Request  # noqa: PLC0415
-
-    wanted = cdi_options(settings, access)
-    return Request(served_gpus(node, settings), node.driver_version, wanted, tuple(ignored_options(settings)))
+        return Wanted(self._node, self._settings, self._access)

@@ -25,11 +25,11 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 class Name(msgspec.Struct, frozen=True):
     """A directory entry on the way: its directory and the file itself, each with its path and its status.
 
-    Paths begin with the root. The status of the directory was read before the entry was opened.
+    Paths begin with the root.
     """
 
     directory: str
-    directory_status: os.stat_result
+    directory_status: os.stat_result  # read before the entry was opened
     path: str
     status: os.stat_result
 
@@ -40,17 +40,14 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class Way(msgspec.Struct):
-    """The way to a file below a root, every link on it included.
+    """The way to a file below a root, every link on it included."""
 
-    `path` is the path of the file without links. It is None if the file does not exist, links form a circle, or there are more
-    than MAX_NAMES entries. It equals the root for the root itself. `status` is the file's. `names` has every directory entry on
-    the way, in order. `link` is True if the path itself is a link, and False if only directories on the way are.
-    """
-
+    # The path of the file without links; the root for the root itself. None if the file does not exist, links form a circle, or
+    # there are more than MAX_NAMES entries.
     path: str | None = None
-    status: os.stat_result | None = None
-    names: list[Name] = msgspec.field(default_factory=list)
-    link: bool = False
+    status: os.stat_result | None = None  # the file's
+    names: list[Name] = msgspec.field(default_factory=list)  # every directory entry on the way, in order
+    link: bool = False  # True if the path itself is a link, and False if only directories on the way are
 
 
 class _Directory(msgspec.Struct):

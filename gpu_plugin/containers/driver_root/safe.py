@@ -26,12 +26,7 @@ _KINDS = {
     stat.S_IFBLK: Kind.DEVICE,
 }
 
-_WORDS = {
-    Kind.FILE: "regular file",
-    Kind.SOCKET: "socket",
-    Kind.DIRECTORY: "directory",
-    Kind.DEVICE: "device node",
-}
+_WORDS = {Kind.FILE: "regular file", Kind.SOCKET: "socket", Kind.DIRECTORY: "directory", Kind.DEVICE: "device node"}
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH  # an access control list shows its widest entry as the group's bits
 

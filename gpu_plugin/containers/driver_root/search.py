@@ -3,11 +3,16 @@
 import os
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from gpu_plugin.containers.cdi import driver
+from gpu_plugin.containers.cdi.build import Built, build
 from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES
-from gpu_plugin.containers.cdi.host_files import DriverFiles, Kind, Seen
+from gpu_plugin.containers.cdi.host_files import DriverFiles, HostDevices, Kind, Seen
+from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.driver_root.loader import loader_directories
 from gpu_plugin.containers.driver_root.tree import FirstRoot, Tree
+from gpu_plugin.devices.node import Gpu
 
 
 class Search(FirstRoot[DriverFiles]):
@@ -21,22 +26,27 @@ class Search(FirstRoot[DriverFiles]):
         configured = loader_directories(tree)
         listing = tree.names((*driver.directories(), *configured))
         # Further directories that are targets of links to a driver's libraries.
-        targets = (tree.look(path).target for path in driver.linked_libraries(listing, configured))
-        linked = dict.fromkeys(target.rpartition("/")[0].strip("/") for target in targets if target)
-        beside = dict.fromkeys((*linked, *configured))
-        more = tuple(directory for directory in beside if directory not in LIBRARY_DIRECTORIES)
-        listing = {**listing, **tree.names(more)}
-        libraries = [directory for directory in (*LIBRARY_DIRECTORIES, *more) if directory in listing]
-        listing = {**listing, **tree.names(driver.subdirectories(libraries))}
-        picked = driver.pick(listing, running, root, more)
-        if picked.version:  # the firmware's directory depends on the version
-            listing = {**listing, **tree.names(driver.firmware_directories(picked.version, self._kernel))}
-            picked = driver.pick(listing, running, root, more)
-        seen = [tree.library(path) for path in picked.libraries]
-        files = [(_look(tree, path), group) for path, group in picked.files]
-        links = [tree.look(path) for path in driver.unversioned(listing, picked.libraries)]
-        found = driver.chosen(picked, seen, files, root, links)
-        return found, bool(found.libraries or found.version)
+        places = tuple(dict.fromkeys((*LIBRARY_DIRECTORIES, *configured)))
+        targets = (tree.look(path).target for path in driver.linked_libraries(listing, places))
+        linked = [target.rpartition("/")[0].strip("/") for target in targets if target]
+        places = tuple(dict.fromkeys((*LIBRARY_DIRECTORIES, *linked, *configured)))
+        listing = {**listing, **tree.names(linked)}
+        listing = {**listing, **tree.names(driver.subdirectories(at for at in places if at in listing))}
+        try:
+            version, complaints = driver.version_in(listing, places, running, root)
+        except driver.NoVersionError as error:
+            return DriverFiles(fault=str(error)), False
+        listing = {**listing, **tree.names(driver.firmware_directories(version, self._kernel))}
+        paths, too_many = driver.libraries_of(listing, places, version, root)
+        libraries = [tree.library(path) for path in paths]
+        files = [(_look(tree, path), group) for path, group in driver.other_files(listing, version)]
+        links = [tree.look(path) for path in driver.unversioned(listing, paths)]
+        found = driver.chosen(version, libraries, files, root, links)
+        return replace(found, complaints=(*complaints, *too_many, *found.complaints)), True
+
+    def specs(self, files: DriverFiles, gpus: Sequence[Gpu], host: HostDevices, options: CdiOptions) -> Built:
+        """Build the specifications for these GPUs and all of their MIG devices."""
+        return build(gpus, host, files, options)
 
 
 def _look(tree: Tree, path: str) -> Seen:

@@ -7,12 +7,13 @@ from itertools import islice
 from msgspec.structs import replace
 
 from gpu_plugin.containers.cdi import tegra
-from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Seen
+from gpu_plugin.containers.cdi.build import Built
+from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices, Kind, Seen
+from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.tegra import Entry, Line
 from gpu_plugin.containers.driver_root.safe import judge
-from gpu_plugin.containers.driver_root.tree import LEADS_NOWHERE, FirstRoot, Tree, device_node
-from gpu_plugin.containers.driver_root.wildcards import expand
-from gpu_plugin.runtime.regular_file import open_file
+from gpu_plugin.containers.driver_root.tree import FirstRoot, Tree, device_node
+from gpu_plugin.devices.node import Gpu
 
 MAX_PATHS = 5_000  # the lists of a Jetson name some 300 paths
 
@@ -34,6 +35,11 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
     def files(self, running: str = "") -> tegra.TegraFiles:
         """Return the files and the present device nodes."""
         return self._with_devices(super().files(running))
+
+    def specs(self, files: tegra.TegraFiles, gpus: Sequence[Gpu], host: HostDevices, options: CdiOptions) -> Built:
+        """Build the specification of the single device. The lists name its device nodes."""
+        del gpus, host
+        return tegra.tegra_specs(files, options)
 
     def _search(self, running: str) -> tegra.TegraFiles:
         del running
@@ -61,7 +67,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
         nodes: dict[str, DeviceFile] = {}
         looked: dict[str, tegra.Looked] = {}
         for line in self._lines:
-            paths = sorted({path for root in roots for path in expand(Tree(root), line.path)}) or [line.path]
+            paths = sorted({path for root in roots for path in Tree(root).expand(line.path)}) or [line.path]
             for path in paths:
                 seen = Seen(path, Kind.MISSING)
                 for root, host in roots.items():
@@ -92,21 +98,17 @@ def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
 
 
 def _list(tree: Tree, path: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    seen = tree.look(path)
-    if seen.fault or seen.kind is Kind.MISSING:
-        return (), (f"{path} is left out: {seen.fault or LEADS_NOWHERE}",)
-    file = tree.root + seen.target
-    tree.watch(file)
     try:
-        with open_file(file) as stream:
-            return tegra.parse(path, stream.read(tegra.MAX_BYTES + 1))
+        return tegra.parse(path, tree.read(path, tegra.MAX_BYTES))
     except OSError as error:
         return (), (f"{path} is left out: {error.strerror}",)
+    except ValueError as error:
+        return (), (f"{path} is left out: {error}",)
 
 
 def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:
     """Find the files for these lines below the root of this tree, MAX_PATHS at most. Blocks. Raises OSError."""
-    paths = ((line, path) for line in lines for path in ([*expand(tree, line.path)] or [line.path]))
+    paths = ((line, path) for line in lines for path in ([*tree.expand(line.path)] or [line.path]))
     first = [*islice(dict.fromkeys(Line(line.kind, path) for line, path in paths), MAX_PATHS + 1)]
     complaints = (f"the lists of Linux for Tegra name more than {MAX_PATHS:,} paths; the rest is left out",)
     looked = tuple(_look(tree, line) for line in first[:MAX_PATHS])

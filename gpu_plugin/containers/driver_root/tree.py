@@ -2,16 +2,27 @@
 
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Listing, Seen, SeenLibrary
+from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices, Kind, Listing, Seen, SeenLibrary
 from gpu_plugin.containers.driver_root.inside import Way, resolve, walk
 from gpu_plugin.containers.driver_root.safe import judge
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.runtime.regular_file import open_file
+
+if TYPE_CHECKING:
+    from gpu_plugin.containers.cdi.build import Built
+    from gpu_plugin.containers.cdi.options import CdiOptions
 
 MAX_NAMES = 200_000  # the most names of one directory that are read
+MAX_MATCHES = 1_000  # the most paths that match a path with wildcards
+
+_WILD = frozenset("*?[")
 
 Stamp = tuple[int, int, int, int, int] | None
 """The identity of a file: device, inode, mode, owner, and time of the last change in ns (0 if the time does not count).
@@ -66,6 +77,29 @@ class Tree(msgspec.Struct):
             self._stamp(way.path, way.status, names=True)
         return way.path
 
+    def expand(self, pattern: str) -> Iterator[str]:
+        """Yield the paths that match `pattern`, in order, MAX_MATCHES at most. A path without wildcards matches itself."""
+        if _WILD.isdisjoint(pattern):
+            yield pattern
+            return
+        found = [""]
+        for part in pattern.split("/")[1:]:
+            if _WILD.isdisjoint(part):
+                found = [f"{base}/{part}" for base in found]
+            else:
+                matches = (f"{base}/{name}" for base in found for name in self._matching(base, part))
+                found = list(islice(matches, MAX_MATCHES))
+        yield from found
+
+    def _matching(self, directory: str, pattern: str) -> Iterator[str]:
+        path = self.directory(directory)
+        try:
+            names = sorted(os.listdir(path or "/")) if path is not None else []  # noqa: PTH208
+        except OSError:
+            return  # not a directory, or it cannot be read
+        hidden = pattern.startswith(".")
+        yield from (name for name in names if fnmatchcase(name, pattern) and name.startswith(".") == hidden)
+
     def look(self, path: str, kinds: Sequence[Kind] = (Kind.FILE,)) -> Seen:
         """Return the file at a path below the root, and whether containers may get it (see `judge`)."""
         judged = judge(self.root, path, kinds)
@@ -109,9 +143,18 @@ class Tree(msgspec.Struct):
             return SeenLibrary(seen, fault=str(error))
         return known
 
-    def watch(self, path: str) -> None:
-        """Make `changed` include this file. `path` is a path in this process."""
-        self.stamps[path] = stamp(path)
+    def read(self, path: str, limit: int) -> bytes:
+        """Read a safe file of up to `limit` bytes. Raises OSError, and ValueError with the reason why it is not read."""
+        seen = self.look_for(path)
+        if seen.fault or seen.kind is Kind.MISSING:
+            raise ValueError(seen.fault or LEADS_NOWHERE)
+        file = self.root + seen.target
+        self.stamps[file] = stamp(file)
+        with open_file(file) as stream:
+            content = stream.read(limit + 1)
+        if len(content) > limit:
+            raise ValueError(f"it has more than {limit:,} bytes")
+        return content
 
     @property
     def changed(self) -> bool:
@@ -216,4 +259,8 @@ class FirstRoot(Generic[Files]):
 
     def _in(self, tree: Tree, root: str, running: str) -> tuple[Files, bool]:
         """Return the files of a tree, and whether its root is usable. `root` is its path on the host. Raises OSError."""
+        raise NotImplementedError
+
+    def specs(self, files: Files, gpus: Sequence[Gpu], host: HostDevices, options: "CdiOptions") -> "Built":
+        """Build the specifications of the node from these files of `files`."""
         raise NotImplementedError

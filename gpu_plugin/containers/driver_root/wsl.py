@@ -1,12 +1,16 @@
 """Finds the files for Linux of a Windows host's driver below a root. Searches again only after a change."""
 
 import filecmp
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_plugin.containers.cdi import wsl
+from gpu_plugin.containers.cdi.build import Built
 from gpu_plugin.containers.cdi.directories import DXCORE, DXCORE_DIRECTORIES, WSL_LIBRARIES
-from gpu_plugin.containers.cdi.host_files import Kind, SeenLibrary
+from gpu_plugin.containers.cdi.host_files import HostDevices, Kind, SeenLibrary
+from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.driver_root.tree import FirstRoot, Tree
+from gpu_plugin.devices.node import Gpu
 
 _LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")  # the names of the loader of CUDA in WSL's own directory
 
@@ -26,6 +30,11 @@ class WslSearch(FirstRoot[wsl.WslFiles]):
         libraries, files, lacking = wsl.pick(store, root)
         seen = tuple(map(tree.library, libraries)), tuple(map(tree.look, files))
         return wsl.WslFiles(dxcore, *seen, (*complaints, *lacking)), bool(libraries)
+
+    def specs(self, files: wsl.WslFiles, gpus: Sequence[Gpu], host: HostDevices, options: CdiOptions) -> Built:
+        """Build the specification of the single device."""
+        del gpus
+        return wsl.wsl_specs(files, host, options)
 
 
 def _store(tree: Tree, directory: str, names: tuple[str, ...]) -> wsl.Store:

@@ -12,25 +12,20 @@ from gpu_plugin.devices.nvml_h import TopologyLevel
 NEARER_THAN_NUMA = (TopologyLevel.INTERNAL, TopologyLevel.SINGLE, TopologyLevel.MULTIPLE, TopologyLevel.HOSTBRIDGE)
 """PCIe ancestors of two GPUs that are nearer than a NUMA node: a board, a switch, several switches, a host bridge."""
 
-Group = tuple[int, ...]
-"""GPUs by position, ascending."""
+Group = tuple[int, ...]  # GPUs by position, ascending
 
 
 class NvlinkGroup(msgspec.Struct, frozen=True):
-    """GPUs that NVLinks join, directly or through other GPUs.
-
-    `pairs` is the number of pairs with NVLinks, `fewest` and `most` are the numbers of NVLinks of such a pair. `complete` are
-    sets of three or more GPUs in which every pair has NVLinks; only the whole group if all its pairs have. `mesh` is the name
-    of the NVSwitch mesh of a `switched` group.
-    """
+    """GPUs that NVLinks join, directly or through other GPUs."""
 
     gpus: Group
     switched: bool
-    fewest: int
-    most: int
-    pairs: int
+    fewest: int  # NVLinks of a pair with NVLinks
+    most: int  # NVLinks of a pair
+    pairs: int  # the number of pairs with NVLinks
+    # Sets of three or more GPUs in which every pair has NVLinks; only the whole group if all its pairs have.
     complete: tuple[Group, ...]
-    mesh: str = ""
+    mesh: str = ""  # the name of the NVSwitch mesh of a `switched` group
 
     @property
     def whole(self) -> bool:
@@ -39,15 +34,12 @@ class NvlinkGroup(msgspec.Struct, frozen=True):
 
 
 class LinkGroups(msgspec.Struct, frozen=True):
-    """The GPUs of a node by position, which is the order of their NVML index, their links, and their groups.
-
-    `numa` has every GPU once, by NUMA node (None: not known), in the order of the first GPU. `pcie` has, by common ancestor
-    (nvmlGpuTopologyLevel_t), the groups of two or more GPUs that have no nearer common ancestor.
-    """
+    """The GPUs of a node by position, which is the order of their NVML index, their links, and their groups."""
 
     gpus: tuple[Gpu, ...]
     links: tuple[tuple[Link, ...], ...]
-    numa: tuple[tuple[int | None, Group], ...]
+    numa: tuple[tuple[int | None, Group], ...]  # every GPU once, by NUMA node (None: not known), by the first GPU
+    # By common ancestor (nvmlGpuTopologyLevel_t), the groups of two or more GPUs that have no nearer common ancestor.
     pcie: Mapping[int, tuple[Group, ...]]
     nvlink: tuple[NvlinkGroup, ...]
 

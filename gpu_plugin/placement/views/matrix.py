@@ -13,11 +13,8 @@ from gpu_plugin.placement.views.report import Offered
 
 SELF = "X"
 
-LONGEST_REASON = 240
-"""The most characters of a reason in a line with other reasons; `gpu-plugin explain` has all of it."""
-
-CHANGES = 28
-"""The most pairs of GPUs that a sentence names: all pairs of eight GPUs."""
+LONGEST_REASON = 240  # the most characters of a reason in a line with other reasons; `gpu-plugin explain` has all of it
+CHANGES = 28  # the most pairs of GPUs that a sentence names: all pairs of eight GPUs
 
 _LEGEND: Mapping[str, str] = {
     SELF: "the GPU itself",

@@ -32,8 +32,7 @@ BAR_STEP = 40  # from one bar to the next
 BAR_LINES = 44  # space for lines below the bars
 BAR_GAP = 22  # width of the gap in a bar for the line of another mesh's GPU
 
-WIDEST = 12.0
-"""Width of the line for the greatest number of NVLinks; up to six NVLinks take 2 each."""
+WIDEST = 12.0  # width of the line for the greatest number of NVLinks; up to six NVLinks take 2 each
 
 PAPER = "#ffffff"
 INK = "#1f2933"

@@ -17,22 +17,17 @@ _GPU = ("index", "uuid", "model", "architecture", "pci_bus_id", "numa_node", "un
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """A GPU or a MIG device of a resource.
-
-    `gpu`, `visible_id`, `index` and `kind` are those of its `Device`s. `listed` is the number of its ids in the list. Of these,
-    `retired` are gone, and `healthy` (all others or 0) may be allocated now. `reason` is the reason why they may not. `shared`
-    is the kind of sharing (TIME_SLICING or MPS of `config.sharing`), empty if it is given out once.
-    """
+    """A GPU or a MIG device of a resource. The first four fields are those of its `Device`s."""
 
     gpu: str
     visible_id: str
     index: str
     kind: str = GPU
-    listed: int = 1
-    healthy: int = 1
-    retired: int = 0
-    reason: str = ""
-    shared: str = ""
+    listed: int = 1  # its ids in the list
+    healthy: int = 1  # those that may be allocated now: all that are not retired, or 0
+    retired: int = 0  # those that are gone
+    reason: str = ""  # why its devices may not be allocated
+    shared: str = ""  # TIME_SLICING or MPS of `config.sharing`; empty if it is given out once
 
     @property
     def name(self) -> str:

@@ -15,7 +15,6 @@ from gpu_plugin.containers.edits import (
     ContainerEdits,
     MpsDirectories,
     container_edits,
-    imex_node,
 )
 from gpu_plugin.devices.device import Resource, whole_gpu
 from gpu_plugin.devices.node import Gpu
@@ -74,9 +73,7 @@ SPECS = nodes("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/de
     [
         pytest.param({}, {"envs": {"NVIDIA_VISIBLE_DEVICES": H200.id}}, id="envvar"),
         pytest.param(
-            {"pass_device_specs": True},
-            {"envs": {"NVIDIA_VISIBLE_DEVICES": H200.id}, "devices": SPECS},
-            id="specs",
+            {"pass_device_specs": True}, {"envs": {"NVIDIA_VISIBLE_DEVICES": H200.id}, "devices": SPECS}, id="specs"
         ),
         pytest.param(
             {"pass_device_specs": True, "id_strategy": "index"},
@@ -100,20 +97,9 @@ def test_an_h200_is_answered_as_nvidias_plugin_answers(access, answer):
 # Its answers as its source gives them
 
 
-def test_envvar_names_the_uuid():
-    assert shown(container_edits([A], Access())) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa"}}
-
-
 def test_envvar_with_indices_is_in_the_order_of_the_list():
     edits = container_edits([A, B], Access(id_strategy="index"))
     assert shown(edits) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "1,3"}}
-
-
-def test_volume_mounts_say_where_the_mounts_lie():
-    assert shown(container_edits([A], Access(strategies=("volume-mounts",)))) == {
-        "envs": {"NVIDIA_VISIBLE_DEVICES": ROOT},
-        "mounts": [{"containerPath": f"{ROOT}/GPU-aaaa", "hostPath": "/dev/null"}],
-    }
 
 
 def test_cdi_annotations_and_cdi_cri_with_a_feature():
@@ -122,14 +108,7 @@ def test_cdi_annotations_and_cdi_cri_with_a_feature():
     [(key, names)] = found.pop("annotations").items()
     assert KEY.fullmatch(key)
     assert names == f"{CDI}/gpu=GPU-aaaa,{CDI}/gdrcopy=all"
-    assert found == {
-        "envs": {"NVIDIA_GDRCOPY": "enabled"},
-        "cdiDevices": [f"{CDI}/gpu=GPU-aaaa", f"{CDI}/gdrcopy=all"],
-    }
-
-
-def test_cdi_alone_leaves_the_environment_empty():
-    assert shown(container_edits([A], Access(strategies=("cdi-cri",)))) == {"cdiDevices": [f"{CDI}/gpu=GPU-aaaa"]}
+    assert found == {"envs": {"NVIDIA_GDRCOPY": "enabled"}, "cdiDevices": [f"{CDI}/gpu=GPU-aaaa", f"{CDI}/gdrcopy=all"]}
 
 
 def test_device_specs_are_the_control_nodes_and_then_each_devices_own():
@@ -266,12 +245,7 @@ def test_the_annotation_key_has_the_prefix_asked_for_and_a_name_that_kubernetes_
 
 @pytest.mark.parametrize(
     ("dev_root", "host"),
-    [
-        ("/", ""),
-        ("", ""),
-        ("/run/nvidia/driver", "/run/nvidia/driver"),
-        ("/run/nvidia/driver/", "/run/nvidia/driver"),
-    ],
+    [("/", ""), ("", ""), ("/run/nvidia/driver", "/run/nvidia/driver"), ("/run/nvidia/driver/", "/run/nvidia/driver")],
 )
 def test_host_paths_lie_under_the_root_of_dev_and_container_paths_do_not(dev_root, host):
     access = Access(pass_device_specs=True, dev_root=dev_root, control_nodes=("/dev/nvidiactl",), imex_channels=(0,))
@@ -287,44 +261,6 @@ def test_host_paths_lie_under_the_root_where_each_node_was_found():
         "/dev/nvidiactl",
         "/run/nvidia/driver/dev/nvidia4",
     }
-
-
-def test_device_specs_are_not_given_unless_asked_for():
-    assert container_edits([A], Access(control_nodes=CONTROL_NODES)).devices == ()
-
-
-@pytest.mark.parametrize("strategies", [("cdi-cri",), ("cdi-annotations",), ("cdi-annotations", "cdi-cri")])
-def test_device_specs_are_not_given_where_cdi_does_everything(strategies):
-    access = Access(strategies=strategies, pass_device_specs=True, control_nodes=CONTROL_NODES)
-    assert container_edits([A], access).devices == ()
-
-
-def test_a_device_without_a_node_of_its_own_adds_none():
-    bare = whole_gpu(Gpu(uuid="GPU-cccc", index=0))
-    access = Access(pass_device_specs=True, control_nodes=("/dev/nvidiactl",))
-    assert shown(container_edits([bare], access))["devices"] == nodes("/dev/nvidiactl")
-
-
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-def test_each_feature_is_a_variable_under_every_strategy(strategy):
-    edits = container_edits([A], Access(strategies=(strategy,), features=("gdrcopy", "gds", "mofed")))
-    wanted = {"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"}
-    assert wanted.items() <= edits.envs.items()
-
-
-def test_imex_channels_without_envvar_set_no_variable():
-    edits = container_edits([A], Access(strategies=("volume-mounts",), imex_channels=(0,)))
-    assert list(edits.envs) == ["NVIDIA_VISIBLE_DEVICES"]
-    assert [mount.container_path for mount in edits.mounts] == [f"{ROOT}/GPU-aaaa", f"{ROOT}/imex/0"]
-
-
-def test_no_imex_channel_leaves_no_trace():
-    access = Access(strategies=tuple(STRATEGIES), pass_device_specs=True)
-    assert "imex" not in str(shown(container_edits([A], access))).lower()
-
-
-def test_the_device_node_of_an_imex_channel():
-    assert imex_node(0) == "/dev/nvidia-caps-imex-channels/channel0"
 
 
 # MPS

@@ -40,19 +40,6 @@ def test_what_is_asked_for_is_given():
     )
 
 
-def test_the_control_nodes_of_an_h200_without_modeset():
-    found = planned(
-        "/dev/nvidia-caps",
-        "/dev/nvidia-caps/nvidia-cap1",
-        "/dev/nvidia-caps/nvidia-cap2",
-        "/dev/nvidia-uvm",
-        "/dev/nvidia-uvm-tools",
-        "/dev/nvidia0",
-        "/dev/nvidiactl",
-    )
-    assert found.control_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-
-
 @pytest.mark.parametrize("missing", CONTROL_NODES)
 def test_control_nodes_are_those_that_exist_in_a_fixed_order(missing):
     assert planned(*frozenset(CONTROL_NODES) - {missing}).control_nodes == tuple(

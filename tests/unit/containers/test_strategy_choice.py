@@ -88,70 +88,45 @@ def test_the_kubelet(kubelet, takes, said):
     assert said in reason
 
 
+ON, OFF = CriSection(CONFIG, enable_cdi=True), CriSection(CONFIG, enable_cdi=False)
+MAYBE_ON, MAYBE_OFF = (CriSection(DROP_IN, enable_cdi=on, uncertain=True) for on in (True, False))
+
+
+def at(*dirs: str, **more: object) -> CriSection:
+    """A section of the configuration that names these directories of specs."""
+    return CriSection(CONFIG, spec_dirs=dirs, **more)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("sections", "version", "package", "takes", "said"),
     [
         ((), 3, "", True, "of version 3"),
         ((), 4, "", True, "of version 4"),
-        (
-            (),
-            2,
-            "",
-            False,
-            "does not set enable_cdi = true for containerd's CRI plugin, and containerd's version is not",
-        ),
+        ((), 2, "", False, "does not set enable_cdi = true for containerd's CRI plugin, and containerd's version is"),
         ((), 2, "1.7.24-1", False, "containerd's package is of version 1.7.24-1"),
         ((), 2, "1.9.0-1", False, "does not set enable_cdi = true"),
         ((), 2, "2.0.0-1", True, "containerd's package is of version 2.0.0-1"),
-        ((CriSection(CONFIG, enable_cdi=True),), 2, "1.7.0-1", True, f"{CONFIG} sets enable_cdi = true"),
         ((), 2, "2.1.0-1", True, "containerd's package is of version 2.1.0-1"),
-        ((CriSection(CONFIG, enable_cdi=True),), 2, "", True, f"{CONFIG} sets enable_cdi = true"),
-        ((CriSection(CONFIG, enable_cdi=True),), 2, "1.6.33-1", False, "only from 1.7 on"),
-        ((CriSection(CONFIG, enable_cdi=False),), 2, "2.0.0", False, f"{CONFIG} sets enable_cdi = false"),
-        ((CriSection(CONFIG, enable_cdi=False),), 3, "", False, f"{CONFIG} sets enable_cdi = false"),
+        ((ON,), 2, "1.7.0-1", True, f"{CONFIG} sets enable_cdi = true"),
+        ((ON,), 2, "", True, f"{CONFIG} sets enable_cdi = true"),
+        ((ON,), 2, "1.6.33-1", False, "only from 1.7 on"),
+        ((OFF,), 2, "2.0.0", False, f"{CONFIG} sets enable_cdi = false"),
+        ((OFF,), 3, "", False, f"{CONFIG} sets enable_cdi = false"),
         # Before 2.0 an imported section replaces one whole, later its keys are merged.
-        ((CriSection(CONFIG, enable_cdi=True), CriSection(DROP_IN)), 2, "", False, f"{DROP_IN} does not set"),
-        ((CriSection(CONFIG, enable_cdi=True), CriSection(DROP_IN)), 3, "", True, "of version 3"),
-        ((CriSection(CONFIG, enable_cdi=False), CriSection(DROP_IN, enable_cdi=True)), 2, "", True, f"{DROP_IN} sets"),
+        ((ON, CriSection(DROP_IN)), 2, "", False, f"{DROP_IN} does not set"),
+        ((ON, CriSection(DROP_IN)), 3, "", True, "of version 3"),
+        ((OFF, CriSection(DROP_IN, enable_cdi=True)), 2, "", True, f"{DROP_IN} sets"),
         # What only some releases count speaks against it, never for it.
-        ((CriSection(DROP_IN, enable_cdi=False, uncertain=True),), 3, "", False, f"{DROP_IN} sets enable_cdi = false"),
-        ((CriSection(DROP_IN, enable_cdi=True, uncertain=True),), 2, "", False, "does not set enable_cdi"),
-        (
-            (CriSection(CONFIG, enable_cdi=False), CriSection(DROP_IN, enable_cdi=True, uncertain=True)),
-            3,
-            "",
-            False,
-            f"{CONFIG} sets enable_cdi = false",
-        ),
-        (
-            (
-                CriSection(DROP_IN, enable_cdi=False, uncertain=True),
-                CriSection(CONFIG, enable_cdi=True),
-                CriSection(DROP_IN, enable_cdi=True, uncertain=True),
-            ),
-            2,
-            "",
-            False,
-            f"{DROP_IN} sets enable_cdi = false",
-        ),
-        (
-            (CriSection(CONFIG, spec_dirs=("/run/cdi",)), CriSection(DROP_IN, spec_dirs=("/opt",), uncertain=True)),
-            3,
-            "",
-            False,
-            f"reads them from /opt ({DROP_IN})",
-        ),
+        ((MAYBE_OFF,), 3, "", False, f"{DROP_IN} sets enable_cdi = false"),
+        ((MAYBE_ON,), 2, "", False, "does not set enable_cdi"),
+        ((OFF, MAYBE_ON), 3, "", False, f"{CONFIG} sets enable_cdi = false"),
+        ((MAYBE_OFF, ON, MAYBE_ON), 2, "", False, f"{DROP_IN} sets enable_cdi = false"),
+        ((at("/run/cdi"), CriSection(DROP_IN, None, ("/opt",), True)), 3, "", False, f"them from /opt ({DROP_IN})"),
         # Where it looks for specs.
-        ((CriSection(CONFIG, spec_dirs=("/etc/cdi", "/run/cdi/")),), 3, "", True, "of version 3"),
-        ((CriSection(CONFIG, spec_dirs=("/etc/cdi",)),), 3, "", False, f"reads them from /etc/cdi ({CONFIG})"),
-        ((CriSection(CONFIG, enable_cdi=True, spec_dirs=()),), 2, "", False, "reads them from no directory"),
-        (
-            (CriSection(CONFIG, spec_dirs=("/opt",)), CriSection(DROP_IN, enable_cdi=True)),
-            2,
-            "",
-            False,
-            f"reads them from /opt ({CONFIG})",
-        ),
+        ((at("/etc/cdi", "/run/cdi/"),), 3, "", True, "of version 3"),
+        ((at("/etc/cdi"),), 3, "", False, f"reads them from /etc/cdi ({CONFIG})"),
+        ((at(enable_cdi=True),), 2, "", False, "reads them from no directory"),
+        ((at("/opt"), CriSection(DROP_IN, enable_cdi=True)), 2, "", False, f"reads them from /opt ({CONFIG})"),
     ],
 )
 def test_containerd(sections, version, package, takes, said):
@@ -223,10 +198,7 @@ def test_a_runtime_that_is_not_judged_leaves_it_unknown_which_one_the_kubelet_us
         "envvar",
         f"it is not known which container runtime the kubelet uses: {SOCKET} and {other} exist",
     )
-    assert chosen(replace(GOOD, sockets=(other,))) == (
-        "envvar",
-        f"the container runtime at {other} is unknown",
-    )
+    assert chosen(replace(GOOD, sockets=(other,))) == ("envvar", f"the container runtime at {other} is unknown")
     told = replace(KUBELET, endpoint=SOCKET, endpoint_source=YAML)
     assert chosen(replace(GOOD, sockets=(SOCKET, other), kubelet=told))[0] == "cdi-cri"
 

@@ -1,7 +1,6 @@
 import pytest
 
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS, Device, is_placeholder, placeholder, whole_gpu, with_reason
-from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Link, Node
 
 DEVICE = Device("GPU-a", "GPU-a", "GPU-a", "0", ("/dev/nvidia0",), (1,))
@@ -30,6 +29,7 @@ def test_a_link_is_the_same_from_both_ends_and_the_worst_where_unknown():
     ("uuid", "minor", "nodes"),
     [
         ("GPU-a", 3, ("/dev/nvidia3",)),
+        ("GPU-a", 0, ("/dev/nvidia0",)),
         ("GPU-a", None, ()),
         (WSL_GPUS, None, ("/dev/dxg",)),
         (TEGRA_GPU, None, ()),
@@ -43,11 +43,3 @@ def test_a_uuid_that_is_made_up_shows():
     assert is_placeholder(placeholder(3))
     assert placeholder(3) != placeholder(4)
     assert not is_placeholder("GPU-3")
-
-
-@pytest.mark.parametrize(
-    ("told", "short"),
-    [("00000000:1B:00.0", "0000:1b:00.0"), ("0000:1b:00.0", "0000:1b:00.0"), ("1:2", "1:2"), ("", "")],
-)
-def test_a_bus_id_is_spelled_as_sysfs_has_it_and_what_is_none_stays(told, short):
-    assert short_bus_id(told) == short

@@ -3,7 +3,6 @@
 import sys
 import threading
 import time
-import tracemalloc
 from math import inf
 
 import pytest
@@ -65,19 +64,6 @@ def test_when_the_next_question_tells_more_is_known():
     given.seen(NOTHING, 1, 15)
     given.seen(NOTHING, 2, 16)
     assert (given.worth_asking(both), given.begun(both)) == (inf, NOTHING), "the kubelet has said so"
-
-
-def test_100_000_allocations_of_the_same_devices_take_no_more_memory_than_one():
-    given = RecentAllocations()
-    tracemalloc.start()
-    try:
-        for now in range(100_000):
-            given.note(KEY[0], [KEY[1]] if now % 2 else [], now)
-        size, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert size < 100_000
-    assert given.unconfirmed([KEY, OTHER]) == LISTED
 
 
 def test_the_work_for_an_answer_of_the_kubelet_is_linear():

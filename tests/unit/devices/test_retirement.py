@@ -36,11 +36,6 @@ def resource(*devices, name=GPU):
     return Resource(name, devices)
 
 
-def test_nothing_gone_is_the_plan():
-    planned = (resource(gpu("a"), gpu("b")),)
-    assert retire(planned, planned, Retirement(), None, 0) == (planned, Retirement())
-
-
 def test_what_is_gone_is_listed_last_and_unhealthy():
     before, planned = (resource(gpu("a"), gpu("b"), gpu("c")),), (resource(gpu("b"), gpu("d")),)
     [merged], retired = retire(before, planned, Retirement(), None, 5)
@@ -53,26 +48,6 @@ def test_what_is_gone_is_listed_last_and_unhealthy():
 def test_a_resource_that_is_gone_keeps_what_it_had():
     merged, _ = retire((resource(mig("x"), name=SMALL),), (resource(gpu("a")),), Retirement(), None, 0)
     assert [(r.name, [d.id for d in r.devices]) for r in merged] == [(GPU, ["a"]), (SMALL, ["x"])]
-
-
-def gone_for(seconds, allocated, listed=None):
-    first, retired = retire((resource(gpu("a"), gpu("b")),), (resource(gpu("b")),), Retirement(), allocated, 0)
-    [merged], later = retire(listed or first, (resource(gpu("b")),), retired, allocated, seconds)
-    return [device.id for device in merged.devices], later
-
-
-def test_it_goes_when_no_pod_holds_it_and_none_can_be_getting_it():
-    assert gone_for(SETTLE - 0.1, NONE)[0] == ["b", "a"]
-    assert gone_for(SETTLE, NONE) == (["b"], Retirement())
-
-
-def test_it_stays_while_a_pod_holds_it():
-    assert gone_for(1e6, frozenset({(GPU, "a")}))[0] == ["b", "a"]
-    assert gone_for(1e6, frozenset({(SMALL, "a")}))[0] == ["b"]  # that is another resource's
-
-
-def test_it_stays_while_the_kubelet_does_not_say():
-    assert gone_for(1e6, None)[0] == ["b", "a"]
 
 
 def test_what_comes_back_is_itself_again():
@@ -185,13 +160,6 @@ def test_of_fewer_replicas_either_surely_free_ones_are_held_back_or_all(held, re
     [merged], retired = retire((four,), (three,), Retirement(), known if said else None, 0, keys(recent), held=known)
     assert {at for at, device in enumerate(merged.devices) if not device.healthy} == {*back, 3}
     assert retired.back == keys(back)
-
-
-def test_of_two_former_replicas_and_one_that_is_surely_free_all_are_held_back():
-    four = resource(*(replica("GPU-a", number) for number in range(4)))
-    holders = frozenset((GPU, f"GPU-a::{number}") for number in (1, 2, 3))
-    [merged], _ = retire((four,), (resource(*four.devices[:2]),), Retirement(), holders, 0, held=holders)
-    assert not any(device.healthy for device in merged.devices)
 
 
 def test_a_replica_that_was_given_out_since_is_not_free_though_the_kubelet_said_so_before():

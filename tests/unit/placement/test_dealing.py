@@ -74,11 +74,6 @@ def test_devices_come_from_the_fewest_shares_and_of_these_sets_from_the_one_that
     assert len([at for at in used if shares[at].room]) <= 1, "one share at most is not filled"
 
 
-def test_a_used_share_without_enough_room_is_passed_over():
-    shares = [Share(9, 0, 5), Share(8, 0, 2), Share(7, 0, 4), Share(6, 0, 3)]
-    assert deal(shares, 12, POLICIES["packed"]) == [5, 0, 4, 3]
-
-
 @pytest.mark.parametrize("policy", list(MOST.values()), ids=list(MOST))
 @BOUNDED
 @given(SHARES, st.data())

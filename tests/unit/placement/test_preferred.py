@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import combinations
 
 import pytest
 from hypothesis import event, given, settings
@@ -16,7 +15,7 @@ from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget, choose
 
-from .nodes import dgx1, node, random_nodes, two_sockets
+from .nodes import dgx1, random_nodes, two_sockets
 
 BOUNDED = settings(max_examples=100, deadline=None)
 
@@ -134,22 +133,6 @@ def test_a_budget_that_is_used_up_still_brings_an_answer():
 # GPUs that nothing is known of
 
 
-def test_a_gpu_with_no_known_links_changes_nothing_for_the_others():
-    whole = Asked.of(dgx1())
-    for lost in range(8):
-        left = tuple(gpu for gpu in dgx1().gpus if gpu.index != lost)
-        broken = Asked(whole.devices, Placement.of(Topology.of(Node(left, dgx1().links))))
-        others = [at for at in range(8) if at != lost]
-        for size in range(2, 8):
-            assert broken(others, size) == whole(others, size)  # outside of what is available
-            assert broken(range(8), size) == tuple(
-                sorted(broken(range(8), size))
-            )  # inside: an answer, and one without it
-            assert lost not in broken(range(8), size)
-        assert broken(range(8), 8) == tuple(range(8))
-        assert lost in broken(range(8), 3, [lost])
-
-
 def test_gpus_of_a_bridged_pair_and_unknown_ones():
     asked = Asked.of(two_sockets(6, _4_5=4))
     strangers = [Device(f"GPU-old-{at}", f"GPU-old-{at}", f"GPU-old-{at}", str(at)) for at in range(3)]
@@ -157,18 +140,6 @@ def test_gpus_of_a_bridged_pair_and_unknown_ones():
     assert both(range(9), 2) == (7, 8)
     assert both(range(3), 2) == (0, 1)
     assert both([0, 1, 2, 7, 8], 3, [1]) == (1, 7, 8)
-
-
-def test_several_devices_of_one_gpu_are_devices_like_others():
-    probed = node([0, 0], {(0, 1): Link(2, 50)})
-    devices = [
-        Device(f"{gpu.uuid}::{copy}", gpu.uuid, gpu.uuid, str(gpu.index)) for gpu in probed.gpus for copy in (0, 1)
-    ]
-    order = {device.id: at for at, device in enumerate(devices)}
-    made = Placement.of(Topology.of(probed))
-    answer = preferred(list(order), ["GPU-01::1"], 3, devices, order, made)
-    assert len(set(answer)) == 3
-    assert "GPU-01::1" in answer
 
 
 def test_sixty_thousand_ids():
@@ -185,20 +156,6 @@ def test_sixty_thousand_ids():
     assert len(set(ask(59_999))) == 59_999
     assert ask(60_000) == tuple(order)
     assert ask(60_001) == ()
-
-
-def test_gpus_of_more_than_one_list_are_told_apart():
-    """A resource that lists some of a node's GPUs, as a renamed one does: what it leaves is judged among its own."""
-    probed = dgx1()
-    asked = Asked.of(probed)
-    some = Asked([device for device in asked.devices if device.id not in {"GPU-01", "GPU-06"}], asked.placement)
-    for size in range(1, 6):
-        there = [0, 2, 3, 4, 5, 7]
-        chosen = tuple(there[at] for at in some(range(6), size))
-        assert chosen == asked(there, size)
-        assert asked.placement.topology.score(chosen) == max(
-            map(asked.placement.topology.score, combinations(there, size))
-        )
 
 
 def test_a_gpu_is_known_by_its_uuid_whatever_its_device_is_called():

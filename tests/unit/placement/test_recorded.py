@@ -146,8 +146,7 @@ def test_a_link_between_two_gpus_that_is_down_is_one_less_between_them_alone():
     machine = Machine("dgx1-v100")
     gpu, peer = machine.driver.handle_by_index(0), machine.node.profile.gpus[3].pci_bus_id
     machine.fault(
-        0,
-        nvlink_down=next(link for link in range(6) if machine.driver.nvlink_remote_bus_id(gpu, link) == peer),
+        0, nvlink_down=next(link for link in range(6) if machine.driver.nvlink_remote_bus_id(gpu, link) == peer)
     )
     rows, _ = machine.matrix()
     assert (rows[0][3], rows[3][0]) == ("NV1", "NV1")

@@ -11,7 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpu_plugin.config.sharing import DISTRIBUTED, MPS, PACKED, SPREAD, TIME_SLICING, SharedResource
+from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, TIME_SLICING, SharedResource
 from gpu_plugin.devices.device import MIG, Device
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.placement.preferred import preferred
@@ -111,129 +111,7 @@ def test_mig_devices_fill_one_gpu_when_packed_and_alternate_when_distributed():
     assert [gpu for _ in range(14) for gpu in distributed.admit()] == ["GPU-0", "GPU-1"] * 7
 
 
-@pytest.mark.parametrize("strategy", [TIME_SLICING, MPS])
-def test_replicas_fill_one_gpu_when_packed_and_go_round_when_distributed(strategy):
-    packed, distributed = (Kubelet(replicas(3, 4, strategy), policy) for policy in (PACKED, DISTRIBUTED))
-    assert [gpu for _ in range(12) for gpu in packed.admit()] == ["GPU-0"] * 4 + ["GPU-1"] * 4 + ["GPU-2"] * 4
-    assert [gpu for _ in range(12) for gpu in distributed.admit()] == ["GPU-0", "GPU-1", "GPU-2"] * 4
-
-
-def test_what_is_given_out_already_decides():
-    for policy, gpu in ((DISTRIBUTED, "GPU-2"), (PACKED, "GPU-1")):
-        kubelet = Kubelet(replicas(3, 4), policy)
-        kubelet.take("GPU-0::0", "GPU-1::1", "GPU-1::3")
-        assert kubelet.admit() == [gpu]
-
-
-def test_packed_passes_over_a_gpu_without_room():
-    kubelet = Kubelet(replicas(3, 2), PACKED)
-    kubelet.take("GPU-0::0", "GPU-0::1", "GPU-2::0")
-    assert kubelet.admit() == ["GPU-2"]
-    assert kubelet.admit() == ["GPU-1"]
-
-
-def test_a_device_that_is_not_available_counts_as_given_out_wherever_it_went():
-    kubelet = Kubelet(slices(2, 3))
-    kubelet.take("MIG-0.0")  # unhealthy, say
-    assert kubelet.admit() == ["GPU-1"]
-
-
 # Several devices for one container
-
-
-def test_several_replicas_for_one_container_are_several_gpus_least_used_ones_first_when_distributed():
-    kubelet = Kubelet(replicas(4, 4))
-    kubelet.take("GPU-1::0", "GPU-1::1", "GPU-1::2", "GPU-3::0")
-    assert kubelet.admit(3) == ["GPU-0", "GPU-2", "GPU-3"]  # three of GPU-0 would have been the least used each time
-    assert sorted(Counter(kubelet.admit(4)).values()) == [1, 1, 1, 1]
-    assert Counter(Kubelet(replicas(2, 4)).admit(5)) == {"GPU-0": 3, "GPU-1": 2}
-
-
-@pytest.mark.parametrize("size", range(1, 9))
-def test_replicas_for_one_container_are_of_the_fewest_gpus_when_packed_and_of_the_most_otherwise(size):
-    packed = {"GPU-0": min(size, 4), "GPU-1": max(size - 4, 0)}
-    even = {"GPU-0": size - size // 2, "GPU-1": size // 2}
-    for policy, counts in ((PACKED, packed), (DISTRIBUTED, even), (SPREAD, even)):
-        assert Counter(Kubelet(replicas(2, 4), policy).admit(size)) == +Counter(counts)
-
-
-def test_several_replicas_for_one_container_are_of_the_fewest_gpus_and_of_these_the_most_used_ones_when_packed():
-    kubelet = Kubelet(replicas(4, 4), PACKED)
-    kubelet.take("GPU-1::0", "GPU-3::0", "GPU-3::1", "GPU-3::2")
-    assert kubelet.admit(2) == ["GPU-1", "GPU-1"]  # GPU 3 is used more and has room for one
-    assert kubelet.admit(5) == ["GPU-0"] * 4 + ["GPU-1"]  # as few as any two, of which one is filled
-    assert kubelet.admit(2) == ["GPU-2", "GPU-2"]
-    assert kubelet.admit(3) == ["GPU-2", "GPU-2", "GPU-3"]
-
-
-def test_all_replicas_of_a_gpu_are_the_whole_gpu_when_packed():
-    kubelet = Kubelet(replicas(4, 8), PACKED, placement(4))
-    kubelet.take("GPU-0::3")
-    assert [set(kubelet.admit(8)) for _ in range(3)] == [{"GPU-1"}, {"GPU-2"}, {"GPU-3"}]
-
-
-def test_several_mig_devices_for_one_container_are_of_one_gpu_when_packed():
-    kubelet = Kubelet(slices(3, 4), PACKED)
-    kubelet.take("MIG-1.0")
-    assert kubelet.admit(2) == ["GPU-1"] * 2
-    assert kubelet.admit(3) == ["GPU-0"] * 3  # GPU 1 has room for one, GPU 0 for all
-    assert kubelet.admit(2) == ["GPU-2"] * 2
-    assert kubelet.admit(3) == ["GPU-0", "GPU-2", "GPU-2"]
-
-
-def test_several_mig_devices_for_one_container_are_of_the_fewest_gpus_or_of_the_most():
-    for policy, gpus in (
-        (DISTRIBUTED, ["GPU-0", "GPU-1", "GPU-1", "GPU-1", "GPU-2"]),
-        (SPREAD, ["GPU-0", "GPU-1", "GPU-1", "GPU-2", "GPU-2"]),
-        (PACKED, ["GPU-1"] * 5),
-    ):
-        kubelet = Kubelet(slices(3, 7), policy)
-        kubelet.take(*(f"MIG-{gpu}.{at}" for gpu, used in ((0, 5), (1, 1), (2, 4)) for at in range(used)))
-        assert kubelet.admit(5) == gpus
-
-
-def test_more_replicas_than_gpus_are_spread_evenly_whatever_others_use():
-    for policy, gpus in ((SPREAD, {"GPU-0": 2, "GPU-1": 2}), (DISTRIBUTED, {"GPU-0": 1, "GPU-1": 3})):
-        kubelet = Kubelet(replicas(2, 8), policy)
-        kubelet.take("GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3")
-        assert Counter(kubelet.admit(4)) == gpus
-
-
-@pytest.mark.parametrize("policy", [DISTRIBUTED, SPREAD])
-def test_a_second_replica_of_a_mig_device_is_taken_after_all_others(policy):
-    kubelet = Kubelet(slices(2, 3, times=4), policy)
-    kubelet.take("MIG-0.0::0", "MIG-0.0::1", "MIG-0.1::0", *(f"MIG-1.2::{copy}" for copy in range(4)))
-    hardware = Counter(identifier.partition("::")[0] for identifier in kubelet.ask(6))
-    assert set(hardware) == {"MIG-0.0", "MIG-0.1", "MIG-0.2", "MIG-1.0", "MIG-1.1"}
-
-
-def test_replicas_of_mig_devices_are_of_the_fewest_gpus_and_mig_devices_when_packed():
-    kubelet = Kubelet(slices(2, 3, times=4), PACKED)
-    kubelet.take("MIG-0.0::0", "MIG-0.0::1", "MIG-0.1::0")
-    assert kubelet.ask(4) == ("MIG-0.2::0", "MIG-0.2::1", "MIG-0.2::2", "MIG-0.2::3")
-    assert {identifier.partition("::")[0] for identifier in kubelet.ask(9)} == {"MIG-0.0", "MIG-0.1", "MIG-0.2"}
-    assert {identifier.partition(".")[0] for identifier in kubelet.ask(10)} == {"MIG-1"}
-
-
-@pytest.mark.parametrize(
-    ("policy", "answer"),
-    [
-        (DISTRIBUTED, ("GPU-0::0", "GPU-0::2", "GPU-1::0", "GPU-1::1")),
-        (PACKED, ("GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::0")),
-        (SPREAD, ("GPU-0::0", "GPU-0::2", "GPU-1::0", "GPU-1::1")),
-    ],
-)
-def test_required_ones_are_in_the_answer_and_count_as_had(policy, answer):
-    kubelet = Kubelet(replicas(2, 3), policy)
-    other = "GPU-1::0" if policy == PACKED else "GPU-0::0"
-    assert set(kubelet.ask(2, ["GPU-1::2"])) == {other, "GPU-1::2"}
-    assert kubelet.ask(4, ["GPU-0::0", "GPU-0::2"]) == answer
-
-
-def test_of_gpus_used_equally_packed_goes_on_with_the_one_that_the_container_has():
-    kubelet = Kubelet(slices(3, 4), PACKED)
-    kubelet.take("MIG-0.0", "MIG-0.1", "MIG-1.0", "MIG-2.0")
-    assert kubelet.ask(2, ["MIG-1.1"]) == ("MIG-1.1", "MIG-1.2")
 
 
 def test_of_gpus_used_equally_packed_fills_the_one_with_the_least_room():
@@ -246,20 +124,6 @@ def test_packed_takes_the_most_used_gpu_before_the_gpu_with_the_least_room():
     kubelet = Kubelet([device for device in slices(2, 7) if device.id not in {"MIG-1.4", "MIG-1.5", "MIG-1.6"}], PACKED)
     kubelet.take("MIG-0.0", "MIG-0.1", "MIG-0.2", "MIG-1.0", "MIG-1.1")  # four are free of GPU 0 and two of GPU 1
     assert kubelet.admit(2) == ["GPU-0", "GPU-0"]
-
-
-@pytest.mark.parametrize(
-    ("policy", "given_out"),
-    [
-        (DISTRIBUTED, {"MIG-0.0": 2, "MIG-0.1": 2}),
-        (PACKED, {"MIG-0.0": 3, "MIG-0.1": 1}),
-        (SPREAD, {"MIG-0.0": 2, "MIG-0.1": 2}),
-    ],
-)
-def test_the_replicas_of_one_gpus_mig_devices_are_told_apart(policy, given_out):
-    kubelet = Kubelet(slices(1, 2, times=3), policy)
-    got = [kubelet.admit() and sorted(set(kubelet.order) - kubelet.free) for _ in range(4)][-1]
-    assert Counter(identifier.partition("::")[0] for identifier in got) == given_out
 
 
 def test_a_gpu_that_is_given_out_once_beside_shared_ones_is_one_more_piece_of_hardware():
@@ -277,49 +141,12 @@ def test_distributed_is_what_there_is_where_nothing_is_asked_for():
 # Links
 
 
-@pytest.mark.parametrize("policy", [DISTRIBUTED, SPREAD])
-def test_two_replicas_on_an_idle_dgx1_are_of_gpus_with_two_nvlinks_between_them(policy):
-    kubelet = Kubelet(replicas(8, 4), policy, placement(8, DGX1))
-    for _ in range(4):
-        one, other = (gpu.removeprefix("GPU-") for gpu in kubelet.admit(2))
-        assert f"{one}-{other}:2" in DGX1
-
-
-@pytest.mark.parametrize("policy", [DISTRIBUTED, SPREAD])
-def test_four_replicas_on_an_idle_dgx1_are_of_a_fully_linked_quad(policy):
-    gpus = Kubelet(replicas(8, 4), policy, placement(8, DGX1)).admit(4)
-    assert gpus in (["GPU-0", "GPU-1", "GPU-2", "GPU-3"], ["GPU-4", "GPU-5", "GPU-6", "GPU-7"])
-
-
 def test_pods_of_two_replicas_get_two_nvlinks_each_as_long_as_the_policy_leaves_pairs_with_them():
     kubelet = Kubelet(replicas(8, 2), DISTRIBUTED, placement(8, DGX1))
     for _ in range(8):
         one, other = (gpu.removeprefix("GPU-") for gpu in kubelet.admit(2))
         assert f"{one}-{other}:2" in DGX1
     assert not kubelet.free
-
-
-@pytest.mark.parametrize("gpu", range(8))
-def test_what_the_container_has_decides_which_of_equals_suit_it(gpu):
-    kubelet = Kubelet(replicas(8, 2), DISTRIBUTED, placement(8, DGX1))
-    one, other = (name.removeprefix("GPU-") for name in kubelet.admit(2, [f"GPU-{gpu}::1"]))
-    assert str(gpu) in {one, other}
-    assert f"{one}-{other}:2" in DGX1
-
-
-def test_where_ranks_differ_the_rank_decides():
-    kubelet = Kubelet(replicas(4, 4), DISTRIBUTED, placement(4, ["0-1:4", "2-3:1"]))
-    kubelet.take("GPU-0::0")
-    assert kubelet.admit(2) == ["GPU-2", "GPU-3"]
-    packed = Kubelet(replicas(4, 4), PACKED, placement(4, ["0-1:4", "1-2:4"]))
-    packed.take("GPU-3::0")
-    assert packed.admit(5) == [
-        "GPU-2",
-        "GPU-2",
-        "GPU-3",
-        "GPU-3",
-        "GPU-3",
-    ]  # of three equals, the one on the same NUMA node
 
 
 def test_of_each_rank_the_gpus_linked_best_are_packed_on():
@@ -333,11 +160,6 @@ def test_links_to_the_gpus_that_are_packed_on_anyway_decide():
     kubelet = Kubelet(replicas(4, 4), PACKED, placement(4, ["0-3:2"]))
     kubelet.take("GPU-0::0", "GPU-0::1", "GPU-0::2")
     assert Counter(kubelet.ask_gpus(5)) == {"GPU-0": 1, "GPU-3": 4}
-
-
-def test_links_decide_which_gpus_mig_devices_are_packed_on():
-    kubelet = Kubelet(slices(4, 3), PACKED, placement(4, ["1-3:2"]))
-    assert kubelet.ask(5) == ("MIG-1.0", "MIG-1.1", "MIG-1.2", "MIG-3.0", "MIG-3.1")
 
 
 def test_a_gpu_that_the_topology_does_not_know_does_no_harm_and_comes_last_of_equals():

@@ -12,7 +12,7 @@ from gpu_plugin.placement.subsets import IMMEDIATE_GPUS, LARGEST, Placement, Sub
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget, Choice, How, choose
 
-from .nodes import DGX1_NVLINKS, dgx1, flat, mesh, placement, random_nodes, topology, two_sockets
+from .nodes import DGX1_NVLINKS, dgx1, mesh, placement, random_nodes, topology
 from .rule import Rule
 
 # The exact choice
@@ -61,79 +61,6 @@ def test_exactly_as_many_as_asked_for_out_of_what_is_available_or_none(probed, d
 
 
 # What stays free
-
-
-@pytest.mark.parametrize("level", [10, 20, 30, 40, 50])
-@pytest.mark.parametrize("count", [4, 8, 16])
-def test_where_all_pcie_relations_are_the_same_pods_stay_on_one_socket(count, level):
-    made = Placement.of(Topology.of(flat(count, level)))
-    free, half = set(range(count)), count // 2
-    sockets = []
-    for size in (1, 1, half):
-        chosen = choose(made, free, [], size).gpus
-        sockets.append([made.topology.numa[gpu] for gpu in chosen])
-        free.difference_update(chosen)
-    assert sockets == [[0], [0], [1] * half]
-
-
-def test_a_pod_that_fits_on_one_socket_leaves_the_fewest_gpus_there():
-    made = Placement.of(Topology.of(flat(8, 50)))
-    assert choose(made, {0, 1, 4, 5, 6}, [], 2).gpus == (0, 1)
-    assert choose(made, {0, 1, 2, 4, 5}, [], 2).gpus == (4, 5)
-    assert choose(made, {0, 1, 2, 4, 5, 6, 7}, [], 1).gpus == (0,)
-    assert choose(made, {0, 1, 2, 3, 4, 6}, [], 1).gpus == (4,)
-
-
-def test_a_pod_gets_near_gpus_before_anything_that_it_leaves():
-    """The pair on one NUMA node, though the groups that it leaves are linked worse."""
-    links = mesh(range(4), Link(0, 40)) | {(2, 3): Link(0, 30)}
-    made = placement([0, 1, 0, 1], links)
-    assert choose(made, {0, 1, 2}, [], 2).gpus == (0, 2)
-    assert choose(made, {0, 1, 3}, [], 2).gpus == (1, 3)
-    assert choose(made, range(4), [0], 2).gpus == (0, 2)
-
-
-def test_single_gpus_keep_the_largest_groups_whole():
-    made = Placement.of(Topology.of(dgx1()))
-    free = set(range(8))
-    taken = []
-    for _ in range(5):
-        [gpu] = choose(made, free, [], 1).gpus
-        free.remove(gpu)
-        taken.append(gpu)
-    assert taken == [0, 3, 2, 1, 4]  # the first quad is used up before the second is touched
-
-
-def test_a_single_gpu_comes_from_a_broken_pair():
-    made = Placement.of(Topology.of(two_sockets(8, _0_1=4, _2_3=4, _4_5=4, _6_7=4)))
-    assert choose(made, {0, 1, 2, 3, 5, 6, 7}, [], 1).gpus == (5,)
-    assert choose(made, {0, 1, 3, 4, 5, 6, 7}, [], 3).gpus[-1] in {1, 3}
-
-
-def test_a_pair_out_of_a_mesh_comes_from_the_broken_quad():
-    links = mesh(range(8), Link(12, 50, switched=True)) | mesh(range(4), Link(12, 40, switched=True))
-    made = placement([0] * 4 + [1] * 4, links | mesh(range(4, 8), Link(12, 40, switched=True)))
-    assert choose(made, set(range(8)) - {5}, [], 1).gpus == (4,)
-    assert choose(made, set(range(8)) - {5}, [], 2).gpus == (4, 6)
-    assert choose(made, set(range(8)) - {5}, [], 4).gpus == (0, 1, 2, 3)
-
-
-def test_where_nothing_else_tells_them_apart_numa_nodes_are_kept_even():
-    made = placement([0, 0, 0, 1, 1], mesh(range(5), Link(0, 50, numa_distance=10)))  # as firmware may have it
-    assert choose(made, range(5), [], 1).gpus == (0,)
-    assert choose(made, {1, 2, 3, 4}, [], 1).gpus == (1,)
-    assert choose(made, {1, 3, 4}, [], 1).gpus == (3,)
-
-
-def test_where_links_are_equal_near_numa_nodes_are_preferred():
-    made = placement([at % 2 for at in range(8)], mesh(range(8), Link()))
-    for size in range(2, 5):
-        assert {at % 2 for at in choose(made, range(8), [], size).gpus} == {0}
-        assert {at % 2 for at in choose(made, range(8), [1], size).gpus} == {1}
-    assert choose(made, range(2, 8), [], 3).gpus == (2, 4, 6)
-    sockets = {(a, b): Link(numa_distance=12 if a // 2 == b // 2 else 32) for a, b in combinations(range(4), 2)}
-    four = placement([0, 1, 2, 3], sockets)  # a NUMA node each, two to a socket
-    assert choose(four, {0, 2, 3}, [], 2).gpus == (2, 3)
 
 
 def test_groups_of_eight_count_for_more_than_groups_of_four():
@@ -191,46 +118,12 @@ def test_all_that_is_available_and_all_that_is_required_need_no_choice():
 # Recorded defects of others
 
 
-def test_five_free_with_a_bridged_pair_and_three_on_the_other_socket_give_three():
-    made = Placement.of(Topology.of(two_sockets(6, _0_1=4)))  # NVIDIA's plugin died of this one
-    found = choose(made, [0, 1, 3, 4, 5], [], 3)
-    assert len(set(found.gpus)) == 3
-    assert made.topology.score(found.gpus) == max(map(made.topology.score, combinations([0, 1, 3, 4, 5], 3))) == 440
-
-
-@settings(max_examples=6, deadline=None)
-@given(random_nodes(least=14, most=14))
-def test_a_pair_of_fourteen_is_the_best_pair(probed):  # from seven sets on, NVIDIA's plugin overwrote what it had found
-    made = Placement.of(Topology.of(probed))
-    score = made.topology.score
-    assert score(choose(made, range(14), [], 2).gpus) == max(map(score, combinations(range(14), 2)))
-
-
 @pytest.mark.parametrize("must", [[], [0], [5], [6, 7]])
 def test_four_of_a_dgx1_are_a_fully_linked_quad(must):
     found = choose(Placement.of(Topology.of(dgx1())), range(8), must, 4)
     pairs = {f"{one}-{other}" for one, other in combinations(found.gpus, 2)}
     assert pairs <= {entry.partition(":")[0] for entry in DGX1_NVLINKS.split()}
     assert found.gpus in {(0, 1, 2, 3), (4, 5, 6, 7)}
-
-
-@pytest.mark.parametrize("taken", range(8))
-def test_two_of_a_dgx1_with_one_taken_have_two_links_between_them(taken):
-    one, other = choose(Placement.of(Topology.of(dgx1())), set(range(8)) - {taken}, [], 2).gpus
-    assert f"{one}-{other}:2" in DGX1_NVLINKS.split()
-
-
-def test_one_unreadable_gpu_is_chosen_last_and_changes_nothing_for_others():
-    whole, links = Placement.of(Topology.of(dgx1())), dict(dgx1().links)
-    for lost in range(8):
-        name = f"GPU-{lost:02}"
-        probed = {pair: Link() if name in pair else link for pair, link in links.items()}
-        made = Placement.of(Topology.of(type(dgx1())(dgx1().gpus, probed)))
-        others = sorted(set(range(8)) - {lost})
-        for size in range(2, 8):
-            assert choose(made, others, [], size).gpus == choose(whole, others, [], size).gpus
-            assert lost not in choose(made, range(8), [], size).gpus
-        assert lost in choose(made, range(8), [lost], 3).gpus
 
 
 # The bounded search

@@ -13,7 +13,7 @@ def library(path: str, soname: str, machine: str = "EM_X86_64", bits: int = 64) 
 
 
 def chosen(*libraries: SeenLibrary) -> DriverFiles:
-    return driver.chosen(driver.Picked("550.1", tuple(each.seen.path for each in libraries)), libraries, (), "/")
+    return driver.chosen("550.1", libraries, (), "/")
 
 
 def test_versions_are_compared_by_number_and_none_depends_on_the_order_of_a_set():
@@ -21,45 +21,43 @@ def test_versions_are_compared_by_number_and_none_depends_on_the_order_of_a_set(
     for seed in range(20):
         random.Random(seed).shuffle(names)
         listing = {LIB64: tuple(names[:3]), "lib64": tuple(names[3:])}
-        assert driver.versions(listing) == ["550.9", "550.054", "550.54", "550.54.3", "1000.1"]
+        version, [sentence] = driver.version_in(listing, (LIB64, "lib64"), "", "/")
+        assert version == "1000.1"
+        assert "550.9, 550.054, 550.54, 550.54.3, 1000.1;" in sentence
 
 
 @pytest.mark.parametrize(
     "name", ["libcuda.so.1", "libcuda.so", "libcuda.so.550.1.bak", "libcudart.so.12.4", "libcuda.so.550."]
 )
 def test_what_is_no_driver_library_with_a_version(name):
-    assert driver.versions({LIB64: (name,)}) == []
+    with pytest.raises(driver.NoVersionError):
+        driver.version_in({LIB64: (name,)}, (LIB64,), "", "/")
 
 
 def test_of_too_many_libraries_the_ones_that_every_program_needs_stay():
     many = tuple(f"lib{at:04}.so.550.1" for at in range(600))
     listing: Listing = {LIB64: many, "usr/lib": ("libcuda.so.550.1", "libnvidia-ml.so.550.1")}
-    picked = driver.pick(listing, "", "/driver")
-    assert len(picked.libraries) == driver.MAX_LIBRARIES
-    assert picked.libraries[:3] == (
-        "/usr/lib/libcuda.so.550.1",
-        "/usr/lib/libnvidia-ml.so.550.1",
-        "/usr/lib64/lib0000.so.550.1",
-    )
-    assert picked.complaints == (
-        "the driver root /driver has 602 libraries of the driver; containers get the first 512",
-    )
+    paths, [sentence] = driver.libraries_of(listing, (LIB64, "usr/lib"), "550.1", "/driver")
+    assert len(paths) == 512
+    assert paths[:3] == ["/usr/lib/libcuda.so.550.1", "/usr/lib/libnvidia-ml.so.550.1", "/usr/lib64/lib0000.so.550.1"]
+    assert "602" in sentence
+    assert "512" in sentence
 
 
 def test_ten_thousand_files_of_the_drivers_version_leave_nvidias_own_libraries_and_few_sentences():
     own = ("libcuda.so.550.1", "libnvidia-ml.so.550.1", "libnvidia-ptxjitcompiler.so.550.1", "libnvcuvid.so.550.1")
     strange = tuple(f"liba{at:05}.so.550.1" for at in range(10_000))
-    picked = driver.pick({LIB64: tuple(sorted((*strange, *own)))}, "550.1", "/driver")
-    assert {path.rpartition("/")[2] for path in picked.libraries[: len(own)]} == set(own)
+    paths, _ = driver.libraries_of({LIB64: tuple(sorted((*strange, *own)))}, (LIB64,), "550.1", "/driver")
+    assert {path.rpartition("/")[2] for path in paths[: len(own)]} == set(own)
     seen = [
         SeenLibrary(Seen(path, target=path), fault="it is no ELF file" if "/liba" in path else "", machine="EM_X86_64",
                     soname=f"{path.rpartition('/')[2].partition('.so.')[0]}.so.1")
-        for path in picked.libraries
+        for path in paths
     ]  # fmt: skip
-    files = driver.chosen(picked, seen, [], "/driver")
+    files = driver.chosen("550.1", seen, [], "/driver")
     assert {library.names[0] for library in files.libraries} == {f"{name.partition('.so.')[0]}.so.1" for name in own}
     assert not files.fault
-    assert len(files.complaints) == 5  # too many, three of those by name, and the others together
+    assert len(files.complaints) == 4  # three of those by name, and the others together
     assert (
         "more files in the driver root /driver are left out for the same reason: it is no ELF file"
         in files.complaints[-1]
@@ -123,7 +121,7 @@ def test_other_files_are_given_unless_containers_must_not_have_them():
         (Seen("/etc/cufile.json", Kind.FILE, "/etc/cufile.json", unsafe), driver.STORAGE),
     ]
     cuda = library("/usr/lib64/libcuda.so.550.1", "libcuda.so.1")
-    files = driver.chosen(driver.Picked("550.1", (cuda.seen.path,)), [cuda], seen, "/d")
+    files = driver.chosen("550.1", [cuda], seen, "/d")
     assert [(each.container_path, each.target, each.group) for each in files.files] == [
         ("/usr/bin/nvidia-smi", "/opt/nvidia-smi", driver.BINARY),
         ("/usr/sbin/nvidia-imex", "/sbin/nvidia-imex", driver.BINARY),

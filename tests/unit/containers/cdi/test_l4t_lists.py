@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.containers.cdi.tegra import MAX_BYTES, MAX_LINES, Entry, Line, parse
+from gpu_plugin.containers.cdi.tegra import MAX_LINES, Entry, Line, parse
 
 NAME = "/etc/lists/drivers.csv"
 
@@ -58,16 +58,6 @@ def test_bytes_that_are_no_text_are_no_path():
     lines, complaints = parse(NAME, b"lib, /a\xff\nlib, /b\n")
     assert lines == (Line(Entry.LIBRARY, "/b"),)
     assert len(complaints) == 1
-
-
-def test_a_list_that_is_too_large_is_left_out_whole():
-    line = b"lib, /a\n"
-    most = line + b"#" * (MAX_BYTES - len(line))
-    assert len(parse(NAME, most)[0]) == 1
-    assert parse(NAME, most + b"#") == (
-        (),
-        (f"{NAME} is left out: it has more than 1,048,576 bytes",),
-    )
 
 
 def test_what_is_wrong_is_told_of_the_first_lines_and_counted_of_the_others():

@@ -113,12 +113,6 @@ def test_with_nvidias_hook_files_keep_their_paths_and_the_hook_does_the_rest(hoo
     assert cache.args == (*begin, "update-ldcache", "--folder", STORE, "--folder", "/usr/lib/wsl/lib")
 
 
-def test_hooks_may_be_left_out():
-    assert spec_of(hook="/usr/bin/nvidia-ctk", disabled_hooks=frozenset({"all"})).container_edits.hooks == ()
-    left = spec_of(hook="/usr/bin/nvidia-ctk", disabled_hooks=frozenset({"create-symlinks"})).container_edits.hooks
-    assert [hook.args[2] for hook in left] == ["update-ldcache"]
-
-
 def test_a_driver_without_loaders_goes_under_its_own_names():
     old = replace(FILES, libraries=tuple(each for each in FILES.libraries if not each.seen.path.endswith("_loader.so")))
     found = mounted(spec_of(old))
@@ -131,13 +125,6 @@ def test_without_nvidia_smi_nothing_stands_for_it():
     assert "/usr/bin/nvidia-smi" not in mounted(spec_of(bare))
     links = spec_of(bare, hook="/usr/bin/nvidia-ctk").container_edits.hooks[0].args
     assert not any("nvidia-smi" in word for word in links)
-
-
-def test_a_group_that_alone_may_open_the_device_is_given_unless_that_is_switched_off():
-    host = HostDevices({"/dev/dxg": DeviceFile(10, 125, 0o660, 44)})
-    assert [device.container_edits.additional_gids for device in spec_of(host=host).devices] == [(44,), (44,)]
-    off = spec_of(host=host, feature_flags=frozenset({"no-additional-gids-for-device-nodes"}))
-    assert [device.container_edits.additional_gids for device in off.devices] == [(), ()]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import os
 import shutil
-import socket
 import stat
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +22,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.simulation import driver_files
 from tests.short_paths import short_directory
 from tests.unit.containers.cdi_files.specs import GPU_FILE
+from tests.unit.containers.driver_root.installed import Root
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
@@ -73,30 +74,6 @@ def given_files(made_by: SpecSource, **options: object) -> set[str]:
 # Between the search and the specification
 
 
-def swap_while_searching(monkeypatch, root: Path, times: int) -> None:
-    """The MPS directory becomes a link right after it was looked at, the first `times` times."""
-    left = [times]
-    real = Search.files
-
-    def files(self: Search, running: str = "") -> object:
-        found = real(self, running)
-        if left[0]:
-            left[0] -= 1
-            if not (root / MPS).is_symlink():
-                (root / MPS).rmdir()
-                (root / MPS).symlink_to("/etc")
-        return found
-
-    monkeypatch.setattr(Search, "files", files)
-
-
-def test_a_directory_that_becomes_a_link_after_the_search_is_noticed_before_anything_is_written(root, monkeypatch):
-    swap_while_searching(monkeypatch, root, 1)
-    paths = given_files(source(root))
-    assert f"/{MPS}" not in paths
-    assert f"/usr/lib64/libcuda.so.{VERSION}" in paths
-
-
 def test_files_that_change_during_every_search_are_an_error_and_the_next_look_heals(root, monkeypatch):
     searching = source(root)
     real = Search.files
@@ -120,38 +97,22 @@ def test_files_that_change_during_every_search_are_an_error_and_the_next_look_he
     assert f"/{MPS}" in given_files(searching)
 
 
-def test_a_root_that_vanishes_is_a_reason_and_heals(root):
-    searching = source(root)
-    assert given_files(searching)
-    root.rename(root.with_name("gone"))
-    assert "is the driver installed" in searching.build(request()).trouble
-    root.with_name("gone").rename(root)
-    assert given_files(searching)
-
-
 # The driver root itself
 
 
-def open_what_is_above(root: Path) -> None:
-    root.parent.chmod(0o775)
+def do(root: Path, change: str) -> None:
+    """Run this command in the driver root, as root."""
+    subprocess.run(change, shell=True, check=True, cwd=root)
 
 
-def give_what_is_above_away(root: Path) -> None:
-    os.chown(root.parent, USER, USER)
-
-
-def open_the_root(root: Path) -> None:
-    root.chmod(0o1777)
-
-
-@pytest.mark.parametrize("change", [open_what_is_above, give_what_is_above_away, open_the_root])
+@pytest.mark.parametrize("change", ["chmod 775 ..", f"chown {USER} ..", "chmod 1777 ."])
 def test_a_root_that_users_could_replace_serves_nobody_until_it_is_safe_again(root, change):
     searching = source(root)
     mounts = (Mount(host_path="/etc/cufile.json", container_path="/x", options=("ro",)),)
     left = made("a.b/gpu", (SpecDevice(name="a", container_edits=Edits()),), Edits(mounts=mounts))
     built = searching.build(request())
     assert searching.holds(left)
-    change(root)
+    do(root, change)
     for _ in range(2):
         with pytest.raises(UnsafeSpecError, match=r"the driver root .*(chmod go-w|chown)"):
             searching.build(request())
@@ -178,24 +139,15 @@ def test_a_root_may_be_a_link_of_root_s_only(root, uid):
 # NVIDIA's hook, and the file of an earlier process
 
 
-def give_away(root: Path) -> None:
-    os.chown(root / "usr/bin/nvidia-cdi-hook", USER, USER)
+GIVE_AWAY = f"chown {USER} usr/bin/nvidia-cdi-hook"
 
 
-def open_up(root: Path) -> None:
-    (root / "usr/bin/nvidia-cdi-hook").chmod(0o757)
-
-
-def open_its_directory(root: Path) -> None:
-    (root / "usr/bin").chmod(0o777)
-
-
-@pytest.mark.parametrize("change", [give_away, open_up, open_its_directory])
+@pytest.mark.parametrize("change", [GIVE_AWAY, "chmod 757 usr/bin/nvidia-cdi-hook", "chmod 777 usr/bin"])
 def test_a_hook_that_a_user_could_replace_is_not_run(root, change):
     searching, hook = source(root), "/usr/bin/nvidia-cdi-hook"
     (root / hook[1:]).chmod(0o755)
     assert searching.build(request(hook=hook)).specs[GPU_FILE].container_edits.hooks
-    change(root)
+    do(root, change)
     built = searching.build(request(hook=hook))
     assert built.specs[GPU_FILE].container_edits.hooks == ()
     (sentence,) = [each for each in built.complaints if "--nvidia-cdi-hook-path" in each]
@@ -221,7 +173,7 @@ def test_a_specification_that_an_earlier_process_left_does_not_hold_with_unsafe_
     assert left("/etc/cufile.json")
     assert not left("/usr/link/cufile.json")
     assert left("/etc/cufile.json", "/usr/bin/nvidia-cdi-hook")
-    give_away(root)
+    do(root, GIVE_AWAY)
     assert not left("/etc/cufile.json", "/usr/bin/nvidia-cdi-hook")
     assert not left("/home/user/lib")
     assert not left("/")
@@ -231,30 +183,12 @@ def test_a_specification_that_an_earlier_process_left_does_not_hold_with_unsafe_
 # Random trees
 
 PLACES = [
-    *(
-        MPS,
-        "tmp",
-        "run/nvidia-persistenced/socket",
-        "run/nvidia-persistenced",
-        "run/nvidia-fabricmanager/socket",
-        "run/udev",
-    ),
-    *(
-        "run",
-        "usr",
-        "usr/lib64",
-        "usr/lib64/vdpau",
-        "usr/bin",
-        "usr/bin/nvidia-smi",
-        "etc/cufile.json",
-        "etc/vulkan/icd.d",
-    ),
-    *("etc/vulkan/icd.d/nvidia_icd.json", "etc/alternatives/x", "lib64", "opt/nvidia/lib64", "run/opengl-driver"),
-    *(
-        f"usr/lib64/lib{name}.so.{VERSION}"
-        for name in ("cuda", "nvidia-ml", "nvcuvid", 'q"uo', "new\nline", "\udcff", "x" * 236)
-    ),
-    f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin",
+    *(MPS, "tmp", "run", "run/udev", "run/opengl-driver", "run/nvidia-persistenced", "run/nvidia-persistenced/socket"),
+    *("run/nvidia-fabricmanager/socket", "usr", "usr/lib64", "usr/lib64/vdpau", "usr/bin", "usr/bin/nvidia-smi"),
+    *("etc/cufile.json", "etc/vulkan/icd.d", "etc/vulkan/icd.d/nvidia_icd.json", "etc/alternatives/x", "lib64"),
+    *("opt/nvidia/lib64", f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"),
+    *(f"usr/lib64/lib{name}.so.{VERSION}" for name in ("cuda", "nvidia-ml", "nvcuvid", 'q"uo', "new\nline", "\udcff")),
+    f"usr/lib64/lib{'x' * 236}.so.{VERSION}",
 ]
 TARGETS = [
     *("/etc", "/", "..", "../../../../../etc/shadow", "/tmp", "/home/user", "/home/user/lib", "nowhere", "/run/udev"),
@@ -262,10 +196,10 @@ TARGETS = [
     *(
         "/etc/alternatives/x",
         "/run/nvidia-persistenced/socket",
-        "x" * 300,
-        "a/" * 1000,
         "/usr/lib64",
         "/tmp/nvidia-mps",
+        "x" * 300,
+        "a/" * 1000,
     ),
 ]
 
@@ -288,12 +222,7 @@ def put(path: Path, what: str, target: str) -> None:
     elif what == "pipe":
         os.mkfifo(path)
     else:
-        with socket.socket(socket.AF_UNIX) as server:
-            here = os.open(path.parent, os.O_PATH)
-            try:
-                server.bind(f"/proc/self/fd/{here}/{path.name}")
-            finally:
-                os.close(here)
+        Root(path.parent).listen(path.name)
 
 
 changes = st.tuples(

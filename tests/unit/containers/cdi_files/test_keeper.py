@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import os
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -10,21 +9,23 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from gpu_plugin.config.settings import DEFAULTS
 from gpu_plugin.containers.cdi.build import Built
-from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.containers.cdi.spec import to_json
 from gpu_plugin.containers.cdi_files import keeper as keeper_module
 from gpu_plugin.containers.cdi_files.directory import Outcome
 from gpu_plugin.containers.cdi_files.keeper import SpecKeeper, readiness
-from gpu_plugin.containers.cdi_files.source import Request, UnsafeSpecError
+from gpu_plugin.containers.cdi_files.source import UnsafeSpecError, Wanted
+from gpu_plugin.containers.edits import Access
+from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.pulse import Pulse
 from tests.revision import revision
 from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
 TWO = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",), GPU_b=("/dev/nvidia1",))}
-REQUEST = Request((), "550", CdiOptions())
+WANTED = Wanted(Node(), DEFAULTS, Access())
 
 
 class Source:
@@ -62,15 +63,14 @@ class Kept:
 
     def __init__(self, directory):
         self.source = Source()
-        self.request: Request | None = REQUEST
         self.told: list[CdiReadiness] = []
         self.news = Pulse()
         self.directory = directory
-        self.keeper = SpecKeeper(self.source, self._wanted, directory, self._tell)  # type: ignore[arg-type]
+        self.keeper = SpecKeeper(self.source, directory, self._tell)  # type: ignore[arg-type]
+        self.ask()
 
-    def _wanted(self):
-        request = self.request
-        return None if request is None else lambda: request
+    def ask(self, wanted: Wanted | None = WANTED):
+        self.keeper.follow(wanted)
 
     def _tell(self, state):
         self.told.append(state)
@@ -99,7 +99,7 @@ class Kept:
         """Returns once so many more looks were begun by being asked for, and the last one is over."""
         for _ in range(times):
             before = self.source.builds
-            self.keeper.ask()
+            self.ask()
             with anyio.fail_after(10):
                 while self.source.builds == before or self.keeper._call.under_way:
                     await anyio.sleep(0.001)
@@ -113,16 +113,6 @@ def kept(tmp_path, monkeypatch):
     made.source.free.set()
 
 
-async def test_what_is_written_is_told_and_what_changes_is_too(kept):
-    async with kept.running():
-        state = await kept.ready("GPU-a")
-        assert state.nodes == {"GPU-a": frozenset({"/dev/nvidia0"})}
-        kept.source.built = Built(TWO)
-        kept.keeper.ask()
-        await kept.ready("GPU-a", "GPU-b")
-    assert b"GPU-b" in (kept.directory / GPU_FILE).read_bytes()
-
-
 async def test_quiet_looks_tell_nothing_and_write_nothing(kept, caplog):
     async with kept.running():
         await kept.ready("GPU-a")
@@ -134,47 +124,11 @@ async def test_quiet_looks_tell_nothing_and_write_nothing(kept, caplog):
     assert caplog.records == []
 
 
-async def test_a_file_that_somebody_removed_is_back_after_the_next_look(kept):
-    async with kept.running():
-        await kept.ready("GPU-a")
-        (kept.directory / GPU_FILE).unlink()
-        with anyio.fail_after(10):
-            while not (kept.directory / GPU_FILE).exists():
-                await anyio.sleep(0.001)
-
-
-async def test_a_directory_that_refuses_is_said_once_and_devices_heal_by_themselves(kept, caplog):
-    caplog.set_level(logging.INFO)
-    kept.directory.write_text("in the way")
-    async with kept.running():
-        assert await kept.trouble() == f"its CDI specification cannot be written: {kept.directory}: Not a directory"
-        assert kept.told[-1].reason("GPU-a") == kept.told[-1].trouble
-        await kept.looked(3)
-        assert [r.levelname for r in caplog.records if "cannot be written" in r.getMessage()] == ["ERROR"]
-        kept.directory.unlink()
-        await kept.ready("GPU-a")
-    assert "devices can be given to containers by CDI name" in caplog.text
-
-
-async def test_a_disk_that_is_full_leaves_the_old_file_and_devices_unhealthy_until_there_is_room(kept, monkeypatch):
-    async with kept.running():
-        await kept.ready("GPU-a")
-
-        def full(*_):
-            raise OSError(28, "No space left on device")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fchmod", full)
-            kept.source.built = Built(TWO)
-            assert (await kept.trouble()).endswith(f"{GPU_FILE}: No space left on device")
-            assert [path.name for path in kept.directory.glob("*.json")] == [GPU_FILE]
-        await kept.ready("GPU-a", "GPU-b")
-
-
 @pytest.mark.parametrize(
     ("error", "sentence", "trace"),
     [
         (PermissionError(13, "Permission denied", "/driver-root/usr"), "/driver-root/usr: Permission denied", False),
+        (UnsafeSpecError("/tmp/nvidia-mps must not be given"), "/tmp/nvidia-mps must not be given", False),
         (KeyError("x"), "KeyError('x')", True),
     ],
 )
@@ -198,22 +152,12 @@ async def test_a_look_that_hangs_takes_devices_out_after_its_patience_alone_and_
         kept.source.free.clear()
         assert "does a disk hang?" in await kept.trouble()
         for _ in range(5):
-            kept.keeper.ask()
+            kept.ask()
             await anyio.sleep(0.02)  # as many looks as would have been
         assert kept.source.under_way == 1
         kept.source.free.set()
         await kept.ready("GPU-a")
     assert kept.source.most == 1
-
-
-async def test_the_loop_and_the_end_wait_for_no_look(kept):
-    kept.source.free.clear()
-    began = time.monotonic()
-    async with kept.running():
-        with anyio.fail_after(10):
-            while not kept.source.under_way:
-                await anyio.sleep(0.001)
-    assert time.monotonic() - began < 1
 
 
 async def test_changes_during_a_look_are_looked_at_after_it(kept, monkeypatch):
@@ -224,7 +168,7 @@ async def test_changes_during_a_look_are_looked_at_after_it(kept, monkeypatch):
             while not kept.source.under_way:
                 await anyio.sleep(0.001)
         kept.source.built = Built(TWO)
-        kept.keeper.ask()
+        kept.ask()
         kept.source.free.set()
         await kept.ready("GPU-a", "GPU-b")
     assert kept.source.builds == 2
@@ -233,16 +177,14 @@ async def test_changes_during_a_look_are_looked_at_after_it(kept, monkeypatch):
 async def test_nothing_is_looked_at_while_nobody_wants_it_and_nothing_old_counts_afterwards(kept):
     async with kept.running():
         await kept.ready("GPU-a")
-        kept.request = None
-        kept.keeper.ask()
+        kept.ask(None)
         await kept.until(lambda state: state == CdiReadiness())
         builds = kept.source.builds
         (kept.directory / GPU_FILE).unlink()
         await anyio.sleep(0.1)  # five looks
         assert kept.source.builds == builds
         assert not (kept.directory / GPU_FILE).exists()
-        kept.request = REQUEST
-        kept.keeper.ask()
+        kept.ask()
         await kept.ready("GPU-a")
         assert (kept.directory / GPU_FILE).exists()
 
@@ -286,15 +228,6 @@ async def test_an_invalid_file_of_another_class_is_said_once_and_keeps_back_what
         assert len([r for r in caplog.records if IMEX_FILE in r.getMessage()]) == 1
         kept.source.built = Built(ONE | {IMEX_FILE: spec("imex-channel", _0=("/dev/x",))})
         await kept.until(lambda state: not state.lacking([name]))
-
-
-async def test_files_that_change_while_they_are_searched_are_a_sentence_without_a_trace(kept, caplog):
-    kept.source.error = UnsafeSpecError("/tmp/nvidia-mps must not be given to containers: it is a link")
-    async with kept.running():
-        assert "/tmp/nvidia-mps must not be given" in await kept.trouble()
-        kept.source.error = None
-        await kept.ready("GPU-a")
-    assert not any(record.exc_info for record in caplog.records)
 
 
 async def test_what_is_left_out_stands_in_the_state_beside_what_is_given(kept):
@@ -388,32 +321,19 @@ async def test_a_recall_that_hangs_holds_the_start_for_its_patience_and_no_secon
 
 
 async def test_what_is_recalled_counts_until_the_first_look_says_more_even_if_nothing_is_wanted_yet(kept, left):
-    kept.request = None
+    kept.ask(None)
     async with kept.running():
         await recalled(kept)
-        kept.keeper.ask()
+        kept.ask(None)
         await anyio.sleep(0.05)
         assert [bool(state.trouble) for state in kept.told] == [False]
         kept.source.built = Built(TWO)
-        kept.request = REQUEST
-        kept.keeper.ask()
+        kept.ask()
         await kept.ready("GPU-a", "GPU-b")
     assert len(kept.told) == 2
 
 
 # The end
-
-
-async def test_our_files_are_removed_at_the_end_even_in_a_scope_that_is_cancelled(kept, caplog):
-    caplog.set_level(logging.INFO)
-    async with kept.running():
-        await kept.ready("GPU-a")
-        (kept.directory / "theirs.json").write_text("{}")
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        await kept.keeper.remove()
-    assert [path.name for path in kept.directory.iterdir()] == ["theirs.json"]
-    assert f"removed from {kept.directory}: {GPU_FILE}" in caplog.text
 
 
 async def test_a_file_that_an_operator_edited_is_named_at_the_end_and_stays(kept, caplog):

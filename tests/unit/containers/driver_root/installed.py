@@ -1,6 +1,7 @@
 """Driver roots for tests: files and links where distributions and installers put them."""
 
 import os
+import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,20 @@ SONAMES = {
 }
 
 
+def put(root: Path, path: str, content: str | bytes = "x") -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def link(root: Path, path: str, target: str) -> Path:
+    made = root / path
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.symlink_to(target)
+    return made
+
+
 class Root:
     """A directory that is the root of a driver installation."""
 
@@ -27,20 +42,24 @@ class Root:
         return str(self.path)
 
     def write(self, path: str, content: bytes = b"x") -> Path:
-        file = self.path / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-        return file
+        return put(self.path, path, content)
 
     def link(self, path: str, target: str) -> Path:
-        link = self.path / path
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
-        return link
+        return link(self.path, path, target)
 
     def links(self, targets: Mapping[str, str]) -> None:
         for path, target in targets.items():
             self.link(path, target)
+
+    def listen(self, path: str) -> Path:
+        """A socket. It is bound from within its directory, since a path to a socket may have 107 bytes."""
+        place = self.path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        here = os.open(place.parent, os.O_PATH)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{here}/{place.name}")
+        os.close(here)
+        return place
 
     def library(self, path: str, soname: str | None = None, machine: str = "x86_64") -> Path:
         """A library whose SONAME is that of the file's name where none is given."""

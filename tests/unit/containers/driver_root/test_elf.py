@@ -155,11 +155,6 @@ def test_any_change_of_a_library_is_read_or_refused(tmp_path_factory, changes, l
     refused_or_read(tmp_path_factory, bytes(content[:length]))
 
 
-@given(st.binary(max_size=400).map(lambda rest: b"\x7fELF" + rest))
-def test_anything_that_begins_as_elf_is_read_or_refused(tmp_path_factory, content):
-    refused_or_read(tmp_path_factory, content)
-
-
 @given(
     st.lists(
         st.tuples(

@@ -62,11 +62,6 @@ def test_a_link_may_be_written_as_whoever_mounted_the_root_sees_it(root):
     assert resolved(root, "/usr/lib64/link") == resolved(root, "/top/usr/lib64/real") == "/usr/lib64/real"
 
 
-def test_links_among_the_directories_on_the_way(root):
-    root.links({"lib64": "usr/lib64", "alternatives/lib": "../lib64", "deep": "/alternatives/lib/../lib64/"})
-    assert resolved(root, "/deep/real") == "/usr/lib64/real"
-
-
 def test_as_many_links_as_the_kernel_follows_and_no_circle(root):
     for at in range(MAX_LINKS):
         root.link(f"chain{at}", f"chain{at + 1}" if at + 1 < MAX_LINKS else "usr/lib64/real")

@@ -7,6 +7,7 @@ from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices
 from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.driver_root.wsl import WslSearch
 from gpu_plugin.simulation.driver_files import shared_library
+from tests.unit.containers.driver_root.installed import put
 
 NEW, OLD = "nv_dispi.inf_amd64_0373d825005116d0", "nv_dispi.inf_amd64_6f3cfb7117944855"
 STORE = "usr/lib/wsl/drivers"
@@ -20,13 +21,6 @@ SONAMES = {
     "libnvidia-ml_loader.so": "libnvidia-ml.so.1",
     "libnvdxgdmal.so.1": "libnvdxgdmal.so.1",
 }
-
-
-def put(root, path, content=b"x"):
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
-    return file
 
 
 def library(soname):
@@ -149,23 +143,6 @@ def test_without_a_driver_it_says_what_to_do(root):
     assert "install NVIDIA's driver on the Windows host" in found.fault
 
 
-def test_links_are_followed_within_the_root_and_never_out_of_it(tmp_path, root):
-    windows(root)
-    driver(root)
-    outside = put(tmp_path, "outside/libnvoutside.so", library("libnvoutside.so"))
-    put(root, "opt/libnvinside.so.7", library("libnvinside.so"))
-    (root / STORE / NEW / "libnvinside.so").symlink_to("/opt/libnvinside.so.7")
-    (root / STORE / NEW / "libnvoutside.so").symlink_to(outside)
-    (root / STORE / NEW / "libnvdangling.so").symlink_to("nowhere")
-    found = search(root).files()
-    faults = {each.seen.path.rpartition("/")[2]: each.fault for each in found.libraries if each.fault}
-    assert faults == dict.fromkeys(["libnvdangling.so", "libnvoutside.so"], "it is a broken link")
-    inside = mounts(found)
-    assert inside[f"/{STORE}/{NEW}/libnvinside.so"] == "/host/opt/libnvinside.so.7"
-    assert inside["/usr/lib64/libnvinside.so"] == "/host/opt/libnvinside.so.7"
-    assert str(tmp_path) not in str(inside)
-
-
 def test_the_first_root_with_a_driver_is_used(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     windows(first)
@@ -193,12 +170,3 @@ def test_it_is_searched_again_only_where_something_changed(root):
     (root / STORE / NEW / "nvcubins.bin").unlink()
     assert any("has no nvcubins.bin" in complaint for complaint in looking.files().complaints)
     assert looking.searches == 4
-
-
-def test_a_driver_that_goes_is_noticed(root):
-    windows(root)
-    driver(root)
-    looking = search(root)
-    assert not looking.files().fault
-    (root / STORE).rename(root / "away")
-    assert looking.files().fault

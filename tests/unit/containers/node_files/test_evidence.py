@@ -225,8 +225,7 @@ def test_imports_are_read_after_the_files_beside_their_importer(node, seen):
 
 
 @pytest.mark.parametrize(
-    ("version", "name"),
-    [(3, "io.containerd.grpc.v1.cri"), (3, "cri"), (2, "io.containerd.cri.v1.runtime")],
+    ("version", "name"), [(3, "io.containerd.grpc.v1.cri"), (3, "cri"), (2, "io.containerd.cri.v1.runtime")]
 )
 def test_a_section_under_the_plugin_s_name_of_another_version_is_uncertain(node, seen, version, name):
     node.put(TOML, f"version = {version}\n[plugins.'{name}']\nenable_cdi = false\n")
@@ -424,21 +423,8 @@ def test_no_content_of_any_file_is_more_than_a_sentence(node, seen):
         "/etc/crio/crio.conf",
         "/var/lib/dpkg/status",
     )
-    words = [
-        b"version = 3\n",
-        b"[plugins",
-        b"'",
-        b'"',
-        b"]",
-        b"{",
-        b"&a [*a]",
-        b"\xff",
-        b"\n",
-        b": ",
-        b"=",
-        b"--a",
-        b"Package: kubelet\n",
-    ]
+    words = [b"version = 3\n", b"[plugins", b"'", b'"', b"]", b"{", b"&a [*a]", b"\xff", b"\n", b": ", b"=", b"--a"]
+    words.append(b"Package: kubelet\n")
     rng = random.Random(7)
     for _ in range(150):
         for file in files:

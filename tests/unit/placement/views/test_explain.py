@@ -10,7 +10,7 @@ from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
 from gpu_plugin.placement.whole import Trace, choose
-from tests.unit.placement.nodes import dgx1, mesh, placement, random_nodes, two_sockets
+from tests.unit.placement.nodes import mesh, placement, random_nodes, two_sockets
 from tests.unit.placement.rule import Rule
 
 
@@ -71,28 +71,6 @@ def test_what_came_second_and_why_is_what_the_rule_says_of_every_set(probed, dat
     assert explain.why(trace) == difference(rule, len(probed.gpus), pool, trace.choice.gpus, second)
     equal = "all pairs of GPUs are equal, so the first ones are taken"
     assert explain.how(trace) in {equal, f"the best of {len(sets) + 1} sets"}
-
-
-def test_each_thing_that_counts_has_its_words():
-    dgx = Placement.of(Topology.of(dgx1()))
-    assert why(dgx, [0, 1, 3], 2, [0]) == "a total score of 230, 100 more than the runner-up's"
-    assert why(dgx, [0, 4, 5, 6, 7], 1) == ("what stays free gives pods of 4 a total score of 1080 instead of 820")
-    assert why(dgx, [0, 1, 5], 1) == ("what stays free gives pods of 2 a total score of 210 instead of 130")
-    fork = placement([0] * 4, {(0, 1): Link(1), (0, 2): Link(1), (0, 3): Link(1), (1, 2): Link(1)})
-    assert why(fork, [0, 1, 2, 3], 2, [3]) == "a total score of 110, 100 more than the runner-up's"
-    assert why(fork, [0, 1, 2, 3], 1) == "the pairs that stay free score 330 in all instead of 230"
-    numa = placement([at % 2 for at in range(4)], mesh(range(4), Link()))
-    assert why(numa, [0, 1, 2], 2) == ("both score 10; on nearer NUMA nodes, with distances of 10 in all instead of 20")
-
-
-def test_where_nothing_tells_two_apart_the_lower_numbers_do():
-    made = placement([0] * 4, mesh(range(4), Link(12, 20, switched=True)))
-    assert why(made, range(4), 2) == (
-        "both score 1240; the two are equal in links, distance and what they leave; the lower indices are taken"
-    )
-    assert why(made, range(4), 1) == (
-        "the two are equal in links, distance and what they leave; the lower index is taken"
-    )
 
 
 def test_what_was_only_searched_for_has_no_runner_up_and_says_why_it_was():

@@ -1,21 +1,14 @@
 """What is said of a policy's choice among shared GPUs and MIG devices."""
 
-import re
 from collections import Counter
-
-from hypothesis import event, given, settings
-from hypothesis import strategies as st
 
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import MIG, Device
 from gpu_plugin.placement import shared
 from gpu_plugin.placement.preferred import preferred
-from gpu_plugin.placement.shared import Share
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
-from gpu_plugin.placement.views.groups import spans
-from gpu_plugin.placement.whole import choose
 from tests.unit.placement.nodes import dgx1
 
 DGX = Placement.of(Topology.of(dgx1()))
@@ -153,81 +146,3 @@ def test_where_there_is_nothing_that_the_container_does_not_have_nothing_is_said
 def test_no_choice_of_shared_gpus_is_said_to_be_none():
     assert told(replicas(2), {0: 2, 1: 1}, 3, "packed") == "it is all that is available"
     assert told(replicas(2), {0: 2, 1: 1}, 2, "packed", {0: 1, 1: 1}) == "it is all that must be included"
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_the_gpus_that_are_said_to_rank_equal_are_those_that_did(data):
-    policy = data.draw(st.sampled_from(sorted(shared.POLICIES)))
-    number = data.draw(st.integers(1, 6))
-    devices = data.draw(
-        st.one_of(
-            st.integers(2, 4).map(lambda count: replicas(count, number)),
-            st.lists(st.integers(1, 4), min_size=number, max_size=number).map(lambda counts: slices(*counts)),
-        )
-    )
-    pool = data.draw(st.sets(st.sampled_from(range(len(devices))), min_size=1))
-    must = sorted(data.draw(st.sets(st.sampled_from(sorted(pool)), max_size=2)))
-    free = sorted(pool.difference(must))
-    size = data.draw(st.integers(max(1, len(must)), len(pool)))
-    trace = traced(must, free, size, devices, policy)
-    why = explain.policy_why(trace, devices, policy)
-    if size in (len(must), len(pool)):
-        assert why.startswith("it is all that")
-        return
-    has = Counter(devices[at].gpu for at in must)
-    used = Counter(device.gpu for at, device in enumerate(devices) if at not in free)
-    for each in trace.rounds:
-        assert [(gpu.load, gpu.picked) for gpu in each.gpus] == [(used[gpu.uuid], has[gpu.uuid]) for gpu in each.gpus]
-        equal, taken = one_by_one(each, policy)
-        for gpu, count in zip(each.gpus, each.gave, strict=True):
-            has[gpu.uuid] += count
-            used[gpu.uuid] += count
-    if equal != taken:
-        event("some of those that rank equal")
-        [left] = {f"; of {gpus(equal)}, which rank equal, ", "; of these, "} & set(re.findall("; of .*?, (?=GPU)", why))
-        assert f"{left}{gpus(taken)} " in why
-        assert left != "; of these, " or f"{gpus(equal)} are equally used" in why
-        had = {int(uuid.removeprefix("GPU-")) for uuid, count in has.items() if count}.difference(taken)
-        links = trace.rounds[-1].links
-        if links.choice.gpus:
-            assert links.required == had
-            assert links.choice == choose(DGX, {*equal, *had}, had, len(had) + len(taken))
-            assert set(links.choice.gpus) == had.union(taken)
-    else:
-        assert "; of " not in why
-
-
-def one_by_one(dealt: shared.Round, policy: str) -> tuple[list[int], list[int]]:
-    """Deals a round's devices one at a time by the policy's ranks: GPUs that ranked equal in the end, and those of them taken.
-
-    Each device has to be of a GPU that gave one in that round, and that ranks first by then.
-    """
-    rule = shared.POLICIES[policy]
-    if rule.fewest:
-        ranks = [rule.rank(gpu) if gpu.room and not gpu.picked else () for gpu in dealt.gpus]
-        gave = {
-            rank: [at for at, each in enumerate(ranks) if each == rank and dealt.gave[at]] for rank in ranks if rank
-        }
-        for rank, giving in gave.items():
-            equal = [at for at, each in enumerate(ranks) if each == rank]
-            if list(dealt.equal) == equal and len(giving) < len(equal):
-                return equal, giving
-        assert not dealt.equal
-        return [], []
-    state = [Share(gpu.load, gpu.picked, gpu.room) for gpu in dealt.gpus]
-    left = list(dealt.gave)
-    while sum(left):
-        first = min(rule.rank(share) for share in state if share.room)
-        equal = [at for at, share in enumerate(state) if share.room and rule.rank(share) == first]
-        giving = [at for at in equal if left[at]]
-        if sum(left) < len(equal):
-            assert len(giving) == sum(left)
-            return equal, giving
-        state[giving[0]].take(1)
-        left[giving[0]] -= 1
-    return [], []
-
-
-def gpus(indices) -> str:
-    return f"{'GPU' if len(indices) == 1 else 'GPUs'} {spans(sorted(indices))}"

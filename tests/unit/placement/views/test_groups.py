@@ -7,30 +7,18 @@ from hypothesis import given
 
 from gpu_plugin.devices.node import Link, Node
 from gpu_plugin.devices.nvml_h import TopologyLevel
-from gpu_plugin.placement.views.groups import LinkGroups, joined, spans
-from tests.unit.placement.nodes import dgx1, mesh, node, random_nodes, two_sockets
+from gpu_plugin.placement.views.groups import LinkGroups, spans
+from tests.unit.placement.nodes import dgx1, mesh, node, random_nodes
 
 SWITCHED = Link(18, 40, switched=True)
 
 
 @pytest.mark.parametrize(
     ("numbers", "words"),
-    [
-        ((), ""),
-        ((5,), "5"),
-        ((0, 1), "0-1"),
-        ((0, 1, 2, 4), "0-2,4"),
-        ((1, 3, 5), "1,3,5"),
-        ((0, 2, 3, 9), "0,2-3,9"),
-    ],
+    [((), ""), ((5,), "5"), ((0, 1), "0-1"), ((0, 1, 2, 4), "0-2,4"), ((1, 3, 5), "1,3,5"), ((0, 2, 3, 9), "0,2-3,9")],
 )
 def test_runs_are_shortened(numbers, words):
     assert spans(numbers) == words
-
-
-def test_a_chain_joins():
-    links = {(0, 3), (3, 5), (1, 2)}
-    assert joined(range(6), lambda a, b: (min(a, b), max(a, b)) in links) == [(0, 3, 5), (1, 2), (4,)]
 
 
 def test_the_hybrid_cube_mesh_is_one_group_with_two_complete_quads():
@@ -43,15 +31,6 @@ def test_the_hybrid_cube_mesh_is_one_group_with_two_complete_quads():
     assert groups.pcie == {TopologyLevel.HOSTBRIDGE: ((0, 1, 2, 3), (4, 5, 6, 7))}
 
 
-def test_bridged_pairs_are_groups_of_their_own():
-    groups = LinkGroups.of(two_sockets(4, _0_1=12, _2_3=4))
-    assert [(group.gpus, group.most, group.whole, group.complete) for group in groups.nvlink] == [
-        ((0, 1), 12, True, ()),
-        ((2, 3), 4, True, ()),
-    ]
-    assert groups.pcie == {}
-
-
 def test_meshes_of_one_node_are_told_apart_by_their_links():
     made = node([0] * 5, mesh((0, 2, 4), SWITCHED) | mesh((1, 3), SWITCHED))
     groups = LinkGroups.of(
@@ -62,11 +41,6 @@ def test_meshes_of_one_node_are_told_apart_by_their_links():
         ((1, 3), "a.1", True, True),
     ]
     assert groups.nvlink[0].complete == ((0, 2, 4),)
-
-
-def test_a_gpu_without_a_working_link_is_in_no_group():
-    [group] = LinkGroups.of(node([0] * 4, mesh((0, 1, 3), SWITCHED) | mesh((2, 3), Link(0, 40)))).nvlink
-    assert group.gpus == (0, 1, 3)
 
 
 def test_what_is_nearer_is_not_told_again_further_out():
@@ -86,16 +60,6 @@ def test_what_is_nearer_is_not_told_again_further_out():
 def test_one_unreadable_pair_splits_no_group():
     links = mesh(range(4), Link(0, TopologyLevel.SINGLE)) | {(0, 3): Link()}
     assert LinkGroups.of(node([0] * 4, links)).pcie == {TopologyLevel.SINGLE: ((0, 1, 2, 3),)}
-
-
-def test_sixteen_switched_gpus_are_one_whole_group():
-    [group] = LinkGroups.of(node([0] * 16, mesh(range(16), SWITCHED))).nvlink
-    assert group.whole
-    assert group.complete == (tuple(range(16)),)
-
-
-def test_numa_nodes_come_in_the_order_of_their_first_gpu():
-    assert LinkGroups.of(node([3, 1, 3, None], {})).numa == ((3, (0, 2)), (1, (1,)), (None, (3,)))
 
 
 @given(random_nodes())

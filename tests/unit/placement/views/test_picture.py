@@ -12,19 +12,7 @@ from msgspec.structs import replace
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.groups import LinkGroups, spans
-from gpu_plugin.placement.views.picture import (
-    AREA,
-    DARK,
-    EDGE,
-    FEW,
-    FRAME_EDGE,
-    GREY,
-    INK,
-    MANY,
-    PALE,
-    PAPER,
-    picture,
-)
+from gpu_plugin.placement.views.picture import AREA, DARK, EDGE, FEW, FRAME_EDGE, GREY, INK, MANY, PALE, PAPER, picture
 from tests.unit.placement.nodes import dgx1, mesh, node, random_nodes, two_sockets
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -100,26 +88,6 @@ def test_a_mesh_of_switches_is_a_bar_and_a_line_from_each_gpu():
     assert seen.texts().count("NV18") == 8
 
 
-def test_a_gpu_with_fewer_links_to_the_switches_has_a_line_of_its_own_width():
-    links = mesh(range(4), Link(18, 40, switched=True)) | dict.fromkeys(
-        [(0, 3), (1, 3), (2, 3)], Link(6, 40, switched=True)
-    )
-    widths = {
-        each.get("data-gpu"): number(each, "stroke-width") for each in Seen(node([0] * 4, links)).of_class("switched")
-    }
-    assert widths == {"0": 12, "1": 12, "2": 12, "3": 4}
-
-
-def test_two_meshes_that_overlap_have_bars_above_each_other():
-    links = mesh((0, 2, 4), Link(18, 40, switched=True)) | mesh((1, 3, 5), Link(18, 40, switched=True))
-    one, other = Seen(node([0] * 6, links)).of_class("mesh")
-    assert number(one, "y") + number(one, "height") <= number(other, "y")
-    links = mesh((0, 1, 2), Link(18, 40, switched=True)) | mesh((3, 4, 5), Link(18, 40, switched=True))
-    one, other = Seen(node([0] * 6, links)).of_class("mesh")
-    assert one.get("y") == other.get("y")
-    assert number(one, "x") + number(one, "width") < number(other, "x")
-
-
 @pytest.mark.parametrize(
     ("numa", "meshes"),
     [
@@ -188,17 +156,6 @@ def test_names_may_hold_anything():
     assert "8:01:00.0" in seen.texts()
     assert "lost & gone" in seen.titles("gpu")[0]
     assert seen.gpus()[0].get("stroke-dasharray")
-
-
-def test_an_empty_node_is_an_empty_picture():
-    assert Seen(Node()).gpus() == {}
-
-
-def test_it_has_paper_of_its_own():
-    seen = Seen(dgx1())
-    paper = seen.root.find(f"{SVG}rect")
-    assert (paper.get("width"), paper.get("height")) == (seen.root.get("width"), seen.root.get("height"))
-    assert paper.get("fill") == "#ffffff"
 
 
 def test_the_legend_has_what_occurs():
@@ -274,11 +231,3 @@ def test_no_line_passes_over_what_is_written_on_a_gpu_that_is_held_back():
     for line in drawn[at + 1 : at + 3]:  # its name and its bus id, each on a spot of its own
         assert line.index(f'<rect fill="{GREY}"') < line.index("<text")
     assert f'fill="{PALE}"' not in "".join(drawn[at + 1 : at + 3])
-
-
-def test_few_gpus_stand_in_the_middle_of_their_canvas():
-    seen = Seen(node([0, 0], {}))
-    boxes = seen.boxes()
-    left, right = boxes[0][0], number(seen.root, "width") - boxes[-1][1]
-    assert abs(left - right) <= 1
-    assert left < number(seen.root, "width") / 2
