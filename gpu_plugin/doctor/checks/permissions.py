@@ -1,8 +1,10 @@
 """Check this process's user and capabilities against the needs of a daemon."""
 
 from gpu_plugin.config.sharing import MPS
-from gpu_plugin.doctor.check import Finding, check, note, ok, seen, warning
-from gpu_plugin.doctor.facts import Facts, Process
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, note, ok, seen, warning
+from gpu_plugin.doctor.node import Node
+from gpu_plugin.doctor.process import Process
 
 _NAMES = (
     *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
@@ -20,9 +22,9 @@ _ALL = (1 << 38) - 1
 
 
 @check("permissions")
-def permissions(facts: Facts) -> Finding | list[Finding]:
+def permissions(node: Node) -> Finding | list[Finding]:
     """Note facts that this user cannot see; warn if an enabled feature needs a missing capability."""
-    known = seen(facts.process, "this process")
+    known = seen(node.process(), "this process")
     found = []
     if known.uid:
         found.append(
@@ -31,7 +33,7 @@ def permissions(facts: Facts) -> Finding | list[Finding]:
                 "run doctor as root, as the daemon runs",
             )
         )
-    settings = facts.settings
+    settings = node.settings
     if known.contained and not known.capabilities >> _SYS_ADMIN & 1 and settings.mig_strategy != "none":
         found.append(
             warning(

@@ -16,8 +16,8 @@ from anyio import to_thread
 from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.cli import main
 from gpu_plugin.cli.doctor import lines
-from gpu_plugin.doctor.check import failed, note, ok, skipped, warning
 from gpu_plugin.doctor.checks import CHECKS
+from gpu_plugin.doctor.finding import failed, note, ok, skipped, warning
 from gpu_plugin.runtime import control
 from gpu_plugin.simulation import profile
 from tests.unit.doctor.made_up import status
