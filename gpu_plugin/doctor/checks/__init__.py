@@ -33,7 +33,7 @@ def examined(node: Node) -> list[tuple[str, Finding]]:
 def examine(name: str, node: Node) -> list[Finding]:
     """Return the findings of one check.
 
-    An error of the check is its finding: the status of a daemon of another version may cause one.
+    An error of the check is its finding. The status of a daemon of another version may cause an error.
     """
     try:
         found = CHECKS[name](node)

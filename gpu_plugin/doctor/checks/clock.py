@@ -29,7 +29,7 @@ _SYNC = "start the node's time service (chronyd, systemd-timesyncd, ntpd): `time
 class Clock(msgspec.Struct, frozen=True):
     """The system's clock: Unix time in seconds, and the kernel's state of it (adjtimex(2)).
 
-    If the kernel does not report `synchronised`, it is None, and `why` is the reason. `may_be_off` is in seconds.
+    `synchronised` is None if unknown; then `why` is the reason. `may_be_off` is in seconds.
     """
 
     now: float

@@ -25,7 +25,7 @@ def read_channels(roots: Iterable[str]) -> frozenset[str]:
 
 @check("imex-channels")
 def imex_channels(node: Node) -> Finding:
-    """Fail if a required channel is missing; warn if a configured channel that is not required is missing."""
+    """Fail if a required channel is missing; warn if an optional configured channel is missing."""
     wanted = node.settings.imex_channel_ids
     if not wanted:
         return skipped("no channel is configured (--imex-channel-ids)")
