@@ -177,10 +177,7 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
             ["--size", "1", "--available", "0:2"],
             "--available: 0:2: counts go with replicas, and GPU 0 is given out once",
         ),
-        (
-            ["--size", "1", "--must", f"{FIRST}::1"],
-            f"{FIRST}::1: GPU 0 is given out once, so its only id is {FIRST}",
-        ),
+        (["--size", "1", "--must", f"{FIRST}::1"], f"{FIRST}::1: GPU 0 is given out once, so its only id is {FIRST}"),
         (
             ["--size", "1", "--available", "0", "--taken", "1"],
             "--taken: this option already determines the free devices: leave out",
