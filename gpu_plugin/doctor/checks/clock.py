@@ -6,11 +6,9 @@ import os
 import struct
 import time
 
-import msgspec
-
 from gpu_plugin.config.times import utc
 from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.finding import Finding, failed, ok, seen, skipped, warning
+from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, warning
 from gpu_plugin.doctor.node import Node
 
 # This program was written after the first of these times, and present certificates expire before the second
@@ -26,41 +24,32 @@ TIMEX_BYTES = 256  # more than the size of struct timex, which is 208 if a long 
 _SYNC = "start the node's time service (chronyd, systemd-timesyncd, ntpd): `timedatectl` and `chronyc tracking` show its state"
 
 
-class Clock(msgspec.Struct, frozen=True):
-    """The system's clock: Unix time in seconds, and the kernel's state of it (adjtimex(2)).
-
-    `synchronised` is None if unknown; then `why` is the reason. `may_be_off` is in seconds.
-    """
-
-    now: float
-    synchronised: bool | None = None
-    may_be_off: float = 0.0
-    why: str = ""
-
-
-def read_clock() -> Clock:
-    """Return the present state of the clock. It changes nothing, and needs no capability."""
+@check("clock")
+def clock(_: Node) -> Finding:
+    """Fail if the year is impossible; warn if the kernel reports that no time service sets the clock."""
     now = time.time()
+    if not _EARLIEST <= now < _LATEST:
+        return failed(f"the clock says {utc(now)}: certificates and tokens of the cluster are not valid then", _SYNC)
+    try:
+        synchronised, may_be_off = kernel_clock()
+    except OSError as error:
+        return skipped(f"it is not known whether it is synchronised: {error.strerror}")
+    if not synchronised:
+        return warning("the kernel's clock is not synchronised", _SYNC)
+    return ok(f"synchronised, within {may_be_off * 1000:.0f} ms")
+
+
+def kernel_clock() -> tuple[bool, float]:
+    """Return whether the kernel's clock is synchronised, and its greatest error in seconds (adjtimex(2)). Changes nothing.
+
+    Raises OSError if the kernel cannot be asked.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     timex = ctypes.create_string_buffer(TIMEX_BYTES)
     if not hasattr(libc, "adjtimex"):
-        return Clock(now, why="this system's C library cannot ask the kernel for it")
+        raise OSError(None, "this system's C library cannot ask the kernel for it")
     if libc.adjtimex(timex) < 0:
-        return Clock(now, why=f"adjtimex: {os.strerror(ctypes.get_errno())}")
+        number = ctypes.get_errno()
+        raise OSError(number, f"adjtimex: {os.strerror(number)}")
     *_, maxerror, _, status = TIMEX.unpack_from(timex)
-    return Clock(now, not status & _UNSYNCHRONISED, maxerror / 1e6)
-
-
-@check("clock")
-def clock(node: Node) -> Finding:
-    """Fail if the year is impossible; warn if the kernel reports that no time service sets the clock."""
-    known = seen(node.known("clock", read_clock), "the clock")
-    if not _EARLIEST <= known.now < _LATEST:
-        return failed(
-            f"the clock says {utc(known.now)}: certificates and tokens of the cluster are not valid then", _SYNC
-        )
-    if known.synchronised is None:
-        return skipped(f"it is not known whether it is synchronised: {known.why}")
-    if not known.synchronised:
-        return warning("the kernel's clock is not synchronised", _SYNC)
-    return ok(f"synchronised, within {known.may_be_off * 1000:.0f} ms")
+    return not status & _UNSYNCHRONISED, maxerror / 1e6

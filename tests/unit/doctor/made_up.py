@@ -1,6 +1,5 @@
 """The facts of a healthy node; tests name the differences."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ from msgspec.structs import replace
 from gpu_plugin.cli.options import settings_from
 from gpu_plugin.containers.strategy_choice import CONTAINERD, ContainerdEvidence, KubeletEvidence, NodeEvidence
 from gpu_plugin.doctor.checks import examine
-from gpu_plugin.doctor.checks.clock import Clock
 from gpu_plugin.doctor.checks.mps import Mps
 from gpu_plugin.doctor.daemon import Daemon
 from gpu_plugin.doctor.directory import Directory
@@ -99,7 +97,6 @@ FACTS: dict[str, Any] = {
     "cdi_directory": Directory("/var/run/cdi", filesystem="tmpfs"),
     "cdi_conflicts": (),
     "features": Directory("/etc/kubernetes/node-feature-discovery/features.d"),
-    "clock": Clock(time.mktime((2026, 5, 1, 0, 0, 0, 0, 0, 0)), True, 0.02),
     "api": [ok("it answers")],
 }
 """The facts of a node on which every check is ok or skipped. A path under /dev is the finding of its device node."""

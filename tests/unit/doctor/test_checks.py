@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.doctor.checks import CHECKS, examine, examined
+from gpu_plugin.doctor.checks import CHECKS, clock, examine, examined
 from gpu_plugin.doctor.checks.kubernetes_api import needed_rights
 from gpu_plugin.doctor.checks.mps import Mps
 from gpu_plugin.doctor.daemon import Daemon
@@ -27,6 +27,11 @@ from tests.unit.doctor.made_up import (
     made_up,
     status,
 )
+
+
+@pytest.fixture(autouse=True)
+def _synchronised(monkeypatch):
+    monkeypatch.setattr(clock, "kernel_clock", lambda: (True, 0.02))
 
 
 def shared_by_mps(**changed):

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
 from tests.unit.cluster.api_server import _INSECURE
-from tests.unit.doctor.made_up import FAILED, NOTE, OK, POD, USER, WARNING, made_up
+from tests.unit.doctor.made_up import FAILED, NOTE, OK, POD, SKIPPED, USER, WARNING, made_up
 
 VERSION = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@x)\nGCC version: gcc\n"
@@ -349,10 +349,31 @@ def test_pod_resources_that_are_absent_or_silent(short_path):
     assert (silent.absent, "did not answer within 0.1 s" in silent.trouble) == (False, True)
 
 
-def test_clock():
-    seen = clock.read_clock()
-    assert seen.synchronised is not None or seen.why
-    assert seen.now > 1.7e9
+@pytest.mark.parametrize(
+    ("now", "kernel", "status", "words"),
+    [
+        (1.8e9, (True, 0.02), OK, "within 20 ms"),
+        (0.0, (True, 0.02), FAILED, "1970-01-01"),
+        (1e30, (True, 0.02), FAILED, "certificates"),
+        (1.8e9, (False, 0.02), WARNING, "not synchronised"),
+        (1.8e9, OSError(1, "adjtimex: denied"), SKIPPED, "adjtimex: denied"),
+    ],
+)
+def test_clock(monkeypatch, now, kernel, status, words):
+    def answer():
+        if isinstance(kernel, OSError):
+            raise kernel
+        return kernel
+
+    monkeypatch.setattr(clock.time, "time", lambda: now)
+    monkeypatch.setattr(clock, "kernel_clock", answer)
+    found = clock.clock(made_up())
+    assert (found.status, words in found.found) == (status, True), found
+
+
+def test_the_clock_of_this_kernel():
+    with suppress(OSError):  # a container may not be allowed to ask
+        assert clock.kernel_clock()[1] >= 0
 
 
 def test_the_kernels_clock_is_laid_out_as_in_the_c_library():

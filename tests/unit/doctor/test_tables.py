@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from gpu_plugin.containers.strategy_choice import KubeletEvidence, NodeEvidence
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.doctor.checks.clock import Clock
 from gpu_plugin.doctor.checks.mps import Mps
 from gpu_plugin.doctor.daemon import Daemon
 from gpu_plugin.doctor.directory import Directory
@@ -116,12 +115,6 @@ TABLE: list[Row] = [
         ("spc_t",),
     ),
     ("security-modules", {"process": replace(POD, label="cri-containerd.apparmor.d (enforce)")}, OK, ("AppArmor",)),
-    ("clock", {}, OK, ("synchronised", "20 ms")),
-    ("clock", {"clock": Clock(0.0, True)}, FAILED, ("1970-01-01", "certificates", "chrony")),
-    ("clock", {"clock": Clock(1e30, True)}, FAILED, ("certificates",)),
-    ("clock", {"clock": Clock(1.8e9, False)}, WARNING, ("not synchronised", "timedatectl")),
-    ("clock", {"clock": Clock(1.8e9, None, why="adjtimex: denied")}, SKIPPED, ("adjtimex: denied",)),
-    ("clock", {"clock": HUNG}, WARNING, ("no answer within 10 s",)),
     ("driver-library", {}, OK, ("/usr/lib64/libnvidia-ml.so.1", "580.95.05")),
     (
         "driver-library",
