@@ -131,9 +131,6 @@ def test_a_node_without_a_kubelet(short_path, capsys):
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("failed   kubelet-directory ")
     assert said[-1].startswith("2 failed: kubelet-directory, kubelet-socket")
-
-
-def test_yaml(short_path, capsys):
     assert main(arguments(short_path, "-o", "yaml")) == 1
     told = yaml.safe_load(capsys.readouterr().out)
     [missing] = [each for each in told["findings"] if each["check"] == "kubelet-socket"]
