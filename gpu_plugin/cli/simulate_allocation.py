@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True):
     """The devices that a container gets: `ids`, and `counts` of them by the place of their hardware in the resource.
 
     `gpus` are the positions of their GPUs in `topology` and `groups`. For whole GPUs `how` is the way in which they were found,
-    and `runner_up` the second best set, None if that is not known or there is no other set.
+    and `runner_up` the second best set, None if it is unknown or does not exist.
     """
 
     offer: Served
@@ -83,7 +83,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def left_out(self) -> Sequence[Offered]:
-        """The hardware that was left out because pods do not get it now."""
+        """The hardware that pods do not get now, if the user named no available devices."""
         return () if self.asked.named else self.offer.left_out
 
     @property
@@ -175,7 +175,7 @@ def served(state_dir: Path, name: str | None, replicas: int | None, policy: str 
     """Return a resource as the daemon of `state_dir` serves it, or under another policy or number of replicas.
 
     Raises:
-        UsageError: the daemon does not serve the resource, or serves several and `name` is None.
+        UsageError: the daemon does not serve the resource, or serves several and there is no `name`.
         ClickException: no daemon of this version answers, or it serves nothing yet.
     """
     node, resources = daemons_node(state_dir)
@@ -199,7 +199,7 @@ def _resource(name: str | None, resources: Sequence[OfferedResource]) -> Offered
 
 
 def request(offer: Served, available: Sequence[str], taken: Sequence[str], must: Sequence[str], size: int) -> Request:
-    """Return the request of the options. Without `available`, all healthy hardware that is not `taken` is free.
+    """Return the request of the options. Without `available`, all healthy hardware except `taken` is free.
 
     Raises:
         UsageError: the hardware does not exist, or the request cannot be met.

@@ -26,8 +26,8 @@ class Gpu(msgspec.Struct, frozen=True):
     """The driver's values of one GPU, None for an unreported value. `trouble` is the driver's error, empty for none.
 
     `mig_pending` is the MIG mode after the next reset if it changes then, `vgpu_licensed` whether a vGPU has its license.
-    `compute_mode` is nvmlComputeMode_t. `nvswitch` is True if an NVLink of the GPU leads to a switch. `fabric` is None for a GPU
-    without NVLinks, such as a GPU that was passed through alone: it waits for no fabric, even if the driver reports a fabric.
+    `compute_mode` is nvmlComputeMode_t. `nvswitch` is True if an NVLink of the GPU leads to a switch. A GPU without NVLinks has
+    no `fabric`, even if the driver reports one: a GPU that was passed through alone waits for no fabric.
     """
 
     index: int

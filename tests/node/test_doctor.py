@@ -1,4 +1,4 @@
-"""`gpu-plugin doctor` beside a daemon that runs: what it asks of it, of the kubelet, and what that comes to."""
+"""`gpu-plugin doctor` with a daemon: its questions to daemon and kubelet, and its findings."""
 
 import json
 import signal
@@ -13,7 +13,7 @@ GPU = "nvidia.com/gpu"
 
 @pytest.fixture
 def doctor(directory, daemon):
-    """Runs the verb with the daemon's directories; gives its exit status and what it found by check."""
+    """Run the verb with the daemon's directories. Return its exit status, and its findings by check."""
 
     async def examine(*more, state=None):
         command = ["doctor", "-o", "json", "--simulate", daemon.profile]

@@ -15,7 +15,7 @@ CHECKS: Mapping[str, Check] = {name: check[name] for name in NAMES}
 
 
 def examined(node: Node) -> list[tuple[str, Finding]]:
-    """Return each check's findings, at least one, with the check's name. The order is that of `NAMES`.
+    """Return each check's findings, at least one, with the check's name, in the order of `NAMES`.
 
     The checks run at the same time, so that a hanging check leaves the others alone.
     """

@@ -1,4 +1,4 @@
-"""`gpu-plugin doctor`, the whole verb: what it prints, in how many columns, and how it ends."""
+"""`gpu-plugin doctor`, the whole verb: its output, the width of its lines, and its exit status."""
 
 import json
 import os
@@ -217,7 +217,7 @@ def test_usage(short_path, capsys, more, said):
 
 
 def test_as_another_user(short_path):
-    """Who is not root is told what could not be seen, and nothing fails for that alone."""
+    """Without root, checks note facts that they cannot see, and do not fail."""
     short_path.chmod(0o755)
     for name in ("k/device-plugins", "state"):
         (short_path / name).mkdir(parents=True)
@@ -243,4 +243,4 @@ def test_help_says_what_it_is_for(capsys):
     shown = capsys.readouterr().out
     assert "--timeout" in shown
     assert "Exit status 0 if nothing failed" in shown
-    assert "--mig-strategy" not in shown  # those of `run` are in its own help
+    assert "--mig-strategy" not in shown  # options of `run` are in the help of `run`

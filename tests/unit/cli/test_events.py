@@ -32,7 +32,7 @@ EVENTS = [
 
 @pytest.fixture
 def daemon(monkeypatch):
-    """What a daemon is asked for; it has `EVENTS`."""
+    """The requests to a daemon that has `EVENTS`."""
     asked = []
 
     def request(_state_dir, verb, **fields):

@@ -43,7 +43,7 @@ def run(capsys):
 
 @pytest.fixture
 def told(run):
-    """What is told of a simulated node as JSON."""
+    """Run the verb on a simulated node, and return its JSON."""
 
     def ran(*arguments, simulate=DGX1):
         status, out, err = run("--simulate", simulate, "--json", *arguments)
@@ -318,7 +318,7 @@ class TestSharedGpus:
 class TestRunningDaemon:
     @pytest.fixture
     def serves(self, monkeypatch):
-        """Has a daemon tell of these resources: devices, and a policy, by name."""
+        """Make a daemon report these resources: devices by name, and a policy."""
 
         def has(node, policy="distributed", **resources):
             views = [(Resource(name, tuple(devices)), policy) for name, devices in resources.items()]
@@ -492,6 +492,6 @@ class TestRunningDaemon:
 
 
 def replicas(node, count, last=8):
-    """The first GPUs of a node, given out so many times each, as the daemon has them."""
+    """The first GPUs of a node, with `count` replicas each, as the daemon has them."""
     named = [Named(GPUS, whole_gpu(gpu), ()) for gpu in node.gpus[:last]]
     return share({GPUS: named}, [SharedResource(GPUS, GPUS, count)])[0][GPUS]
