@@ -8,6 +8,7 @@ from gpu_plugin.doctor.node import Node
 
 Check = Callable[[Node], Finding | list[Finding]]
 
+# The checks in order of dependency: the first of several failures is often the cause of the others
 NAMES = (
     "configuration",
     "permissions",
@@ -33,7 +34,6 @@ NAMES = (
     "kubernetes-api",
     "features-directory",
 )
-"""The checks in order of dependency: the first of several failures is often the cause of the others."""
 
 check: Functions[Check] = Functions(
     "check", NAMES, "NAMES in gpu_plugin/doctor/check.py", "a file of gpu_plugin/doctor/checks"

@@ -28,8 +28,7 @@ from gpu_plugin.nvml.platforms.choice import Platform
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-GPU_SECONDS = 1.0
-"""Least seconds for the queries of each GPU, even if the driver took all other time to open."""
+GPU_SECONDS = 1.0  # least seconds for the queries of each GPU, even if the driver took all other time to open
 
 
 class Read(threading.Thread, Generic[T]):

@@ -19,8 +19,7 @@ _UVM = "/dev/nvidia-uvm"
 _UVM_TOOLS = "/dev/nvidia-uvm-tools"
 _CTL = "/dev/nvidiactl"
 
-SHARED = (_CTL, _UVM, _UVM_TOOLS)
-"""Device nodes that CUDA opens in addition to a node for each GPU."""
+SHARED = (_CTL, _UVM, _UVM_TOOLS)  # device nodes that CUDA opens in addition to a node for each GPU
 
 # Major of /dev/nvidiaN, and minor of /dev/nvidiactl (devices.txt of the kernel's documentation)
 _FRONTEND_MAJOR = 195

@@ -6,6 +6,7 @@ from gpu_plugin.doctor.finding import Finding, note, ok, seen, warning
 from gpu_plugin.doctor.node import Node
 from gpu_plugin.doctor.process import Process
 
+# Capabilities as Kubernetes spells them, by their numbers (linux/capability.h, Linux 5.9 and later)
 _NAMES = (
     *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
     *("LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER"),
@@ -14,11 +15,10 @@ _NAMES = (
     *("MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF"),
     "CHECKPOINT_RESTORE",
 )
-"""Capabilities as Kubernetes spells them, by their numbers (linux/capability.h, Linux 5.9 and later)."""
 
 _SYS_ADMIN = _NAMES.index("SYS_ADMIN")
+# The 38 capabilities of Linux before 5.8: a process with all of them is reported as having all capabilities
 _ALL = (1 << 38) - 1
-"""The 38 capabilities of Linux before 5.8: a process with all of them is reported as having all capabilities."""
 
 
 @check("permissions")

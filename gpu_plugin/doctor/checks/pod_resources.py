@@ -5,8 +5,8 @@ from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.finding import Finding, ok, seen, warning
 from gpu_plugin.doctor.node import Node
 
+# Seconds after which an answer is slow. The plugin waits for at most five seconds, and needs an answer after each change.
 SLOW = 1.0
-"""Seconds after which an answer is slow. The plugin waits for at most five seconds, and needs an answer after each change."""
 
 
 @check("pod-resources")

@@ -4,8 +4,8 @@ from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.finding import Finding, note, ok, seen
 from gpu_plugin.doctor.node import Node
 
+# SELinux types of plain containers, which may use neither the kubelet's sockets nor GPUs' device nodes
 _CONTAINER_TYPES = ("container_t", "svirt_lxc_net_t")
-"""SELinux types of plain containers, which may use neither the kubelet's sockets nor GPUs' device nodes."""
 
 
 @check("security-modules")
