@@ -29,8 +29,7 @@ VERBS = {
 }
 
 
-ORDER_VERBS = frozenset({"cordon", "uncordon", "release", "resume"})
-"""Verbs of `gpu_plugin.cli.orders`."""
+ORDER_VERBS = frozenset({"cordon", "uncordon", "release", "resume"})  # verbs of `gpu_plugin.cli.orders`
 
 
 class Verbs(click.Group):

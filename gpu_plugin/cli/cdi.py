@@ -2,39 +2,36 @@
 
 import json
 import os
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from gpu_plugin.cli.cdi_files import gone, judge, judged
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
 from gpu_plugin.containers import cdi_names
-from gpu_plugin.containers.cdi import spec as document
 from gpu_plugin.containers.cdi.build import Built
-from gpu_plugin.containers.cdi.spec import json_schema, to_json
+from gpu_plugin.containers.cdi.spec import MAX_BYTES, host_paths, json_schema, to_json
 from gpu_plugin.containers.cdi.written import encoded
 from gpu_plugin.containers.cdi_files.directory import Outcome, SpecDirectory, not_ours
-from gpu_plugin.containers.cdi_files.files import Judged, found, judge_content
+from gpu_plugin.containers.cdi_files.files import SUFFIXES, Judged, Judgement, found, judge, judge_content, unread
+from gpu_plugin.containers.driver_root.inside import resolve
 from gpu_plugin.runtime.printable import printable
+from gpu_plugin.runtime.regular_file import content
 
+# Runtimes look for specifications in these directories, and the last one wins (CDI's specification)
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
-"""Directories in which runtimes look for specifications (CDI's specification). The last directory wins."""
 
-_SIMULATED = (
-    "a simulated node has its files on no machine: these specifications can be read, and no runtime can use them"
-)
-
+# The option that enables each class except gpu
 _FLAGS = {
     "imex-channel": "--imex-channel-ids",
     "gdrcopy": "--gdrcopy-enabled",
     "gds": "--gds-enabled",
     "mofed": "--mofed-enabled",
 }
-"""The option that enables each class except gpu."""
 
 _dirs_option = click.option(
     "--cdi-dir",
@@ -99,7 +96,9 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
     if output is not None:
         _report(output, SpecDirectory(output).write(made.specs), made.specs, "--output", "nothing to change")
         if given["simulate"] and root is None:
-            click.echo(f"{click.get_current_context().command_path}: {_SIMULATED}", err=True)
+            _say(
+                "a simulated node has its files on no machine: these specifications can be read, and no runtime can use them"
+            )
         return 0
     spec = made.specs.get(cdi_names.file_name(device_class))
     if spec is None:
@@ -123,14 +122,13 @@ def _built(flags: Mapping[str, object], root: str | None) -> Built:
     """Return the specifications for flags and `root`. Print to standard error what they leave out."""
     from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415 - takes 100 ms, and only this needs it
 
-    context = click.get_current_context()
     try:
         made = built(settings_from(flags, os.environ), root)
     except ConfigError as error:
-        raise click.UsageError(str(error), context) from None
+        raise click.UsageError(str(error), click.get_current_context()) from None
     missing = (f"{name} is left out: {why}" for name, why in made.missing.items())
     for sentence in (*made.complaints, *missing):
-        click.echo(f"{context.command_path}: {sentence}", err=True)
+        _say(sentence)
     if made.trouble:
         raise click.ClickException(made.trouble)
     return made
@@ -164,8 +162,7 @@ def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str 
         for name in known.owners:
             click.echo(name)
         if not files:
-            command_path = click.get_current_context().command_path
-            click.echo(f"{command_path}: {_none_in(directories, root)}", err=True)
+            _say(_none_in(directories, root))
     return 1 if faults else 0
 
 
@@ -180,7 +177,10 @@ def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str 
 @_root_option
 @_simulate_option
 @click.option(
-    "--host-paths", is_flag=True, help="Also check that what they name exists on this machine, or below --root."
+    "--host-paths",
+    "check_paths",
+    is_flag=True,
+    help="Also check that what they name exists on this machine, or below --root.",
 )
 @click.option("--schema", is_flag=True, help="Print the JSON Schema, for editors, and nothing else.")
 def validate(
@@ -188,7 +188,7 @@ def validate(
     directories: tuple[Path, ...],
     root: str | None,
     simulate: str | None,
-    host_paths: bool,  # noqa: FBT001 - click passes it by keyword
+    check_paths: bool,  # noqa: FBT001 - click passes it by keyword
     schema: bool,  # noqa: FBT001
 ) -> int:
     """Print a verdict on each file."""
@@ -204,11 +204,11 @@ def validate(
     for each in specs:
         shown, spec = printable(each.file), each.spec
         faults = [*each.faults, *conflicts.get(each.file, ())]
-        if spec is not None and host_paths:
-            place = f"below {_below(root)}" if _below(root) else "on this machine"
-            faults += [
-                f"{printable(path)} does not exist {place}" for path in gone(document.host_paths(spec), _below(root))
-            ]
+        if spec is not None and check_paths:
+            below = _below(root)
+            place = f"below {below}" if below else "on this machine"
+            gone = [path for path in host_paths(spec) if resolve(below, f"{below}{path}") is None]
+            faults += [f"{printable(path)} does not exist {place}" for path in gone]
         for fault in faults:
             click.echo(f"{shown}: {fault}")
         if not faults and spec is not None:
@@ -240,8 +240,49 @@ def _judged(
         specs = sorted(_built({"simulate": simulate}, root).specs.items())
         return [Judged(name, *judge_content(to_json(spec))) for name, spec in specs]
     if files:
-        return [Judged(str(file), *judge(file)) for file in files]
-    return judged(directories or DIRECTORIES, _below(root), named=bool(directories))
+        return [Judged(str(file), *(_standard_input() if str(file) == "-" else judge(file))) for file in files]
+    below = _below(root)
+    if below and not Path(below).is_dir():
+        raise click.UsageError(f"--root: {below}: there is no such directory")
+    nowhere = f"it is a link without a target below {below}"
+    return [
+        Judged(shown, *(judge(Path(at)) if at is not None else unread(nowhere)), priority)
+        for priority, directory in enumerate(directories or DIRECTORIES)
+        for shown, at in _files(below, directory, named=bool(directories))
+    ]
+
+
+def _files(root: str, directory: Path, *, named: bool) -> Iterator[tuple[str, str | None]]:
+    """Yield the displayed path of each file, and its real path; None for a link without a target below the root.
+
+    Raises UsageError if a `named` directory does not exist, and ClickException if a directory cannot be read.
+    """
+    shown = Path(f"{root}/{directory}") if root else directory
+    at = resolve(root, f"{root}/{directory}") if root else str(directory)
+    try:
+        names = sorted(path.name for path in Path(at).iterdir() if path.suffix in SUFFIXES) if at is not None else None
+    except FileNotFoundError:
+        names = None
+    except OSError as error:
+        raise click.ClickException(f"{shown}: {error.strerror}") from None
+    if names is None and named:
+        raise click.UsageError(f"--cdi-dir: {shown}: there is no such directory")
+    for name in names or ():
+        yield str(shown / name), resolve(root, f"{at}/{name}") if root else str(shown / name)
+
+
+def _standard_input() -> Judgement:
+    if sys.stdin is None:
+        return unread("standard input is closed")
+    try:
+        return judge_content(content(sys.stdin.buffer, MAX_BYTES))
+    except OSError as error:
+        return unread(error.strerror or str(error))
+
+
+def _say(sentence: str) -> None:
+    """Print a sentence to standard error."""
+    click.echo(f"{click.get_current_context().command_path}: {sentence}", err=True)
 
 
 @command.command(

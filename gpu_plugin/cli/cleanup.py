@@ -11,11 +11,10 @@ from gpu_plugin.cli.options import given_flags, refusal, settings_from, settings
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 
-POLL_INTERVAL = 0.5
-"""Seconds between two checks if the daemon has ended."""
+POLL_INTERVAL = 0.5  # seconds between two checks if the daemon has ended
 
+# Seconds after which a daemon that no longer answers writes no more: it exits within a second of SIGTERM
 LAST_WRITES = 2.0
-"""Seconds after which a daemon that no longer answers writes no more: it exits within a second of SIGTERM."""
 
 
 @click.command(

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import anyio
 import click
 import msgspec
 
@@ -18,9 +17,8 @@ from gpu_plugin.config import document
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.doctor.check import Finding, Status
 from gpu_plugin.doctor.child_process import ChildError, ChildTimeoutError, in_child
-from gpu_plugin.doctor.facts import Known, Unknown
+from gpu_plugin.doctor.finding import Finding, Known, Status, Unknown
 from gpu_plugin.runtime import control
 from gpu_plugin.runtime.printable import encodable, printable
 
@@ -62,15 +60,15 @@ def _found(asked: "_ResolvedSettings", patience: float) -> list[tuple[str, Findi
 
     Raises UsageError if the simulated node cannot be loaded, and ClickException if the child does not answer.
     """
-    from gpu_plugin.doctor.checks import examined  # noqa: PLC0415
-    from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415 - takes 200 ms; usage and help do not need it
+    from gpu_plugin.doctor.checks import examined  # noqa: PLC0415 - takes 200 ms; usage and help do not need it
+    from gpu_plugin.doctor.node import Node, longest  # noqa: PLC0415
 
     def examine() -> list[tuple[str, Finding]]:
         logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # the findings have the same facts
-        return examined(anyio.run(gather, asked.settings, patience, asked.refused, asked.file))
+        return examined(Node(asked.settings, patience, asked.refused, asked.file))
 
     try:
-        return in_child(examine, longest(asked.settings, patience))
+        return in_child(examine, longest(asked.settings, patience) + 10)
     except ChildError as error:
         raise click.ClickException(str(error)) from None
     except ConfigError as error:

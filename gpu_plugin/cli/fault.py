@@ -9,9 +9,9 @@ import click
 from gpu_plugin.cli.running_daemon import ask, state_dir_option
 from gpu_plugin.devices.gpu_names import HOW
 
-_NODE_FLAGS = ("reboot", "init-error")
-"""Flags that concern the whole node."""
+_NODE_FLAGS = ("reboot", "init-error")  # flags that concern the whole node
 
+# Faults by flag. A flag without a type or a metavar takes no value.
 _FLAGS: dict[str, dict[str, Any]] = {
     "xid": {"type": int, "help": "Raise this Xid, from 1 to 999."},
     "event": {"metavar": "TYPE", "help": "Send a driver event of this type, such as 0x800."},
@@ -94,10 +94,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "Fail each opening of the driver with this nvmlReturn_t, such as 999. Needs no --gpu.",
     },
 }
-"""Faults by flag. A flag without a type or a metavar takes no value."""
 
-_NUMBERS = ("event", "clocks-event-reasons")
-"""Flags whose value may be written as 0x40."""
+_NUMBERS = ("event", "clocks-event-reasons")  # flags whose value may be written as 0x40
 
 
 def _options(function: Callable[..., None]) -> Callable[..., None]:

@@ -25,8 +25,8 @@ USAGE = 2
 NO_DAEMON = 3
 NO_OUTPUT = 4  # the output could not be written, although the command succeeded
 
+# Keys whose numbers are Unix times, which are printed in the format of RFC 3339
 TIMES = frozenset({"at", "since", "started"})
-"""Keys whose numbers are Unix times, which are printed in the format of RFC 3339."""
 
 _COLOURS = {"Healthy": "green", "Unhealthy": "red", "degraded": "yellow", "attention": "yellow"}
 
@@ -88,8 +88,7 @@ def wrapped(text: str, indent: str = "", columns: int | None = None) -> Iterator
     )
 
 
-NARROWEST = 5
-"""The least width of a column that is cut."""
+NARROWEST = 5  # the least width of a column that is cut
 
 
 def table(rows: list[list[str]], columns: int | None = None, cut_first: Sequence[int] = ()) -> list[str]:

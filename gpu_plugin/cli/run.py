@@ -20,8 +20,7 @@ _LARGE = 300_000
 """Bytes from which on a freed block is returned to the system. It is more than asyncio's read buffer (256 KiB), which would
 otherwise be mapped again for each request."""
 
-_SLACK = 1024 * 1024
-"""Free bytes at the end of the heap that are kept, to save a system call for each request."""
+_SLACK = 1024 * 1024  # free bytes at the end of the heap that are kept, to save a system call for each request
 
 
 @click.command(name="run", cls=Grouped)

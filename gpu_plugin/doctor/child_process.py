@@ -15,14 +15,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_MAX_RESULT_BYTES = 2 * 1024 * 1024
-"""The longest result in bytes, twice the size of the longest config file."""
-
-_EXIT_SECONDS = 0.5
-"""Seconds that the child may take to end after its answer or after it was killed."""
-
-_POLL_INTERVAL = 0.01
-"""Seconds between two checks if the child has ended. A child that is stuck in the kernel never sends a signal."""
+_MAX_RESULT_BYTES = 2 * 1024 * 1024  # twice the size of the longest config file
+_EXIT_SECONDS = 0.5  # for the child's end after its answer or after it was killed
 
 
 class ChildError(Exception):
@@ -101,4 +95,4 @@ def _reap(child: int) -> None:
     until = time.monotonic() + _EXIT_SECONDS
     with suppress(ChildProcessError):
         while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < until:
-            time.sleep(_POLL_INTERVAL)
+            time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""`gpu-plugin doctor` beside a daemon that runs: what it asks of it, of the kubelet, and what that comes to."""
+"""`gpu-plugin doctor` with a daemon: its questions to daemon and kubelet, and its findings."""
 
 import json
 import signal
@@ -13,7 +13,7 @@ GPU = "nvidia.com/gpu"
 
 @pytest.fixture
 def doctor(directory, daemon):
-    """Runs the verb with the daemon's directories; gives its exit status and what it found by check."""
+    """Run the verb with the daemon's directories. Return its exit status, and its findings by check."""
 
     async def examine(*more, state=None):
         command = ["doctor", "-o", "json", "--simulate", daemon.profile]
@@ -63,53 +63,41 @@ async def test_a_daemon_that_waits_for_another(kubelet, daemon, doctor, director
     assert "another daemon serves" in said
 
 
-async def test_a_daemon_that_was_killed_and_one_that_ended(kubelet, daemon, doctor):
-    daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 8))
-    daemon.signal(signal.SIGKILL)
-    daemon.process.wait()
-    status, found = await doctor()
-    [(stands, said)] = found["daemon"]
-    assert (status, stands) == (1, "failed")
-    assert "no daemon answers" in said
-    assert "killed" in said
-    assert found["gpus"][0][0] == "ok"
+async def test_a_daemon_that_hangs_was_killed_and_ended(kubelet, daemon, doctor):
+    """Its released GPU is left alone, for as long as it is released."""
+    left_alone = ("skipped", "GPU 3 is released for maintenance, so the driver is left alone")
 
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
-    assert (await daemon.stop())[0] == 0
-    _, found = await doctor()
-    [(stands, said)] = found["daemon"]
-    assert stands == "note"
-    assert "no daemon answers" in said
-
-
-async def test_a_daemon_that_hangs(kubelet, daemon, doctor):
-    daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 8))
+    (await ran("release", "--gpu", "3", "--state-dir", daemon.state)).check_returncode()
     daemon.signal(signal.SIGSTOP)
     try:
         status, found = await doctor("--timeout", "1s")
     finally:
-        daemon.signal(signal.SIGCONT)
+        daemon.signal(signal.SIGKILL)
+        daemon.process.wait()
     [(stands, said)] = found["daemon"]
     assert (status, stands) == (1, "failed")
     assert "no answer within 1 s" in said
     [(stands, said)] = found["registration"]
     assert stands == "skipped"
     assert "hangs" in said
+    assert found["driver-library"] == [left_alone]
 
+    status, found = await doctor()
+    [(stands, said)] = found["daemon"]
+    assert (status, stands) == (1, "failed")
+    assert "no daemon answers" in said
+    assert "killed" in said
+    assert found["driver-library"] == [left_alone]
 
-async def test_what_a_daemon_released_before_it_hung_or_was_killed_is_left_alone(kubelet, daemon, doctor):
     daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 7))
+    (await ran("resume", "--state-dir", daemon.state)).check_returncode()
     await kubelet.wait_for(healthy(kubelet, 8))
-    (await ran("release", "--gpu", "3", "--state-dir", daemon.state)).check_returncode()
-    daemon.signal(signal.SIGSTOP)
-    try:
-        _, hung = await doctor("--timeout", "1s")
-    finally:
-        daemon.signal(signal.SIGKILL)
-        daemon.process.wait()
-    _, killed = await doctor()
-    left = ("skipped", "GPU 3 is released for maintenance, so the driver is left alone")
-    assert hung["driver-library"] == killed["driver-library"] == [left]
+    assert (await daemon.stop())[0] == 0
+    _, found = await doctor()
+    [(stands, said)] = found["daemon"]
+    assert stands == "note"
+    assert "no daemon answers" in said
+    assert found["gpus"][0][0] == "ok"

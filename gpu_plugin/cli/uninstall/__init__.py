@@ -37,7 +37,7 @@ def command(
     namespace: str, daemonsets: tuple[str, ...], helm_release: str | None, timeout: str, kubeconfig: str
 ) -> int:
     """Print each step. Nodes that were not reached are no failure, because they must not prevent uninstalling."""
-    from gpu_plugin.cli.uninstall.nodes import Progress, clean  # noqa: PLC0415 - takes 60 ms; usage, help and `cleanup` do not need it
+    from gpu_plugin.cli.uninstall.nodes import clean  # noqa: PLC0415 - takes 60 ms; usage, help and `cleanup` do not need it
     from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError, HelmRelease  # noqa: PLC0415
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
@@ -60,7 +60,7 @@ def command(
         try:
             async with connect(kubeconfig) as client:
                 found = DaemonSets(client, namespace)
-                done, nodes = await clean(found, name, patience, Progress(named), _owner(), release)
+                done, nodes = await clean(found, name, patience, named, _owner(), release)
         except (UnreachableError, ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")
             return

@@ -10,8 +10,8 @@ from gpu_plugin.devices.mps_paths import CONTROL, LOG, PIPE, STARTED, shm_direct
 from gpu_plugin.mps import compute_modes, readiness
 from gpu_plugin.runtime.peer import listening
 
+# The names that supervisors write in a resource's directory. NVIDIA's supervisor writes STARTED.
 _PARTS = {PIPE, LOG, readiness.READY, readiness.DOWN, STARTED}
-"""The names that supervisors write in a resource's directory. NVIDIA's supervisor writes STARTED."""
 
 _MNT_DETACH = 2  # umount2(2), sys/mount.h
 

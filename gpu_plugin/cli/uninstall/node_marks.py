@@ -15,8 +15,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.records import OWN_MARKS_FILE, OwnMarks
 
-PATIENCE = 15.0
-"""Seconds for the removal of all marks."""
+PATIENCE = 15.0  # seconds for the removal of all marks
 
 
 class _Mark(msgspec.Struct, frozen=True):

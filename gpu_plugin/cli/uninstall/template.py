@@ -9,31 +9,26 @@ import msgspec
 
 from gpu_plugin.config.places import STATE_DIR
 
-Object = Mapping[str, Any]
-"""A Kubernetes object, or a part of it, in the form of JSON."""
+Object = Mapping[str, Any]  # a Kubernetes object, or a part of it, in the form of JSON
 
-CLEANUP = "cleanup"
-"""The verb, and the name of the init container that runs it."""
+CLEANUP = "cleanup"  # the verb, and the name of the init container that runs it
 
-PARENT = "/gpu-plugin-parent"
-"""The mount point of the parent of the directory to remove."""
+PARENT = "/gpu-plugin-parent"  # the mount point of the parent of the directory to remove
 
+# Fields of the daemon's container that the container with --stay keeps
 _KEPT = ("image", "imagePullPolicy", "resources")
-"""Fields of the daemon's container that the container with --stay keeps."""
 
 _KEPT_FOR_CLEANUP = (*_KEPT, "securityContext", "env", "envFrom")
 
-_NOT_KEPT_OF_A_POD = ("hostNetwork", "hostPID")
-"""Fields of the daemon's pods that the pods that clean up do not have."""
+_NOT_KEPT_OF_A_POD = ("hostNetwork", "hostPID")  # fields of the daemon's pods that the pods that clean up do not have
 
-LABEL = "gpu-plugin/cleanup"
-"""The label that selects the pods that clean up."""
+LABEL = "gpu-plugin/cleanup"  # the label that selects the pods that clean up
 
+# Annotations of every object that Helm installs, except hooks (helm.sh/helm, pkg/action/validate.go)
 _RELEASE_NAME, _RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
-"""Annotations of every object that Helm installs, except hooks (helm.sh/helm, pkg/action/validate.go)."""
 
+# The security context of the container with --stay
 _NO_RIGHTS = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
-"""The security context of the container with --stay."""
 
 
 class ForeignDaemonSetError(ValueError):
@@ -172,11 +167,10 @@ def _daemon(daemonset: Object, pod: Object) -> tuple[Object, _Kind]:
     )
 
 
+# Values of the label app.kubernetes.io/component in the chart and in deploy/
 _COMPONENTS = ("device-plugin", "mps-control-daemon")
-"""Values of the label app.kubernetes.io/component in the chart and in deploy/."""
 
-_PROGRAMS = ("gpu-plugin", "gpu_plugin")
-"""The word before a verb: the command, or the module."""
+_PROGRAMS = ("gpu-plugin", "gpu_plugin")  # the word before a verb: the command, or the module
 
 
 def _words(container: Object) -> list[str]:

@@ -22,12 +22,11 @@ from gpu_plugin.runtime.regular_file import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
 from gpu_plugin.state.node_lock import CLAIM, HANDOVER, NodeLock
 
-FILES = (*KEPT_FILES, LOCK, CLAIM, HANDOVER)
-"""The files of a daemon in its state directory, except its control socket."""
+FILES = (*KEPT_FILES, LOCK, CLAIM, HANDOVER)  # the files of a daemon in its state directory, except its control socket
 
 SIMULATED_FILES = ("simulated-node.json", "simulated-compute-modes.json", "simulated-compute-modes.lock")
+# The additional files of a simulated node (`hardware`, `compute_modes`, `device_nodes` and `driver_files` of `simulation`)
 SIMULATED_DIRECTORIES = ("dev", "driver-root")
-"""The additional files of a simulated node (`hardware`, `compute_modes`, `device_nodes` and `driver_files` of `simulation`)."""
 
 
 class Removal(msgspec.Struct):

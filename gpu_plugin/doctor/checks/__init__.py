@@ -1,11 +1,12 @@
-"""The checks: pure functions from the facts to findings. A new check is a file here and a line in `check.NAMES`."""
+"""The checks. Each reads what it needs of a node, and judges it. A new check is a file here and a line in `check.NAMES`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 
-from gpu_plugin.doctor.check import NAMES, Check, Finding, UnseenError, check, warning
-from gpu_plugin.doctor.facts import Facts
+from gpu_plugin.doctor.check import NAMES, Check, check
+from gpu_plugin.doctor.finding import Finding, Unknown, UnseenError, warning
+from gpu_plugin.doctor.node import Node, longest
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -13,23 +14,38 @@ for _module in iter_modules(__path__):
 CHECKS: Mapping[str, Check] = {name: check[name] for name in NAMES}
 
 
-def examined(facts: Facts) -> list[tuple[str, Finding]]:
-    """Return the findings of all checks, each with the check's name, in the order of `NAMES`; at least one of each check.
+def examined(node: Node) -> list[tuple[str, Finding]]:
+    """Return each check's findings, at least one, with the check's name, in the order of `NAMES`.
 
-    If a check raises an error, as it may for the status of a daemon of another version, that is its finding.
+    The checks run at the same time, so that a hanging check leaves the others alone.
     """
-    return [(name, finding) for name in NAMES for finding in examine(name, facts)]
+    seconds = longest(node.settings, node.patience)
+    reads = [(name, node.begin(f"check-{name}", examine, name, node, seconds=seconds)) for name in NAMES]
+    found = []
+    for name, read in reads:
+        findings = read.found()
+        if isinstance(findings, Unknown):
+            findings = [_broken(findings.why)]
+        found += [(name, finding) for finding in findings]
+    return found
 
 
-def examine(name: str, facts: Facts) -> Sequence[Finding]:
-    """Return the findings of one check."""
+def examine(name: str, node: Node) -> list[Finding]:
+    """Return the findings of one check.
+
+    An error of the check is its finding. The status of a daemon of another version may cause an error.
+    """
     try:
-        found = CHECKS[name](facts)
+        found = CHECKS[name](node)
     except UnseenError as error:
         found = error.finding
     except Exception as error:  # noqa: BLE001 - any error of a check is reported as its finding
-        found = warning(
-            f"this check failed: {type(error).__name__}: {error}",
-            "is the running daemon of another version? Use its own gpu-plugin; otherwise report this",
-        )
+        found = _broken(f"{type(error).__name__}: {error}")
     return [found] if isinstance(found, Finding) else found
+
+
+def _broken(why: str) -> Finding:
+    return warning(
+        f"this check failed: {why}",
+        "is the running daemon of another version? Use its own gpu-plugin; otherwise report this",
+    )

@@ -3,8 +3,9 @@
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.containers.edits import is_cdi
 from gpu_plugin.containers.strategy_choice import choose
-from gpu_plugin.doctor.check import Finding, check, note, ok, seen, skipped, warning
-from gpu_plugin.doctor.facts import Facts
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, note, ok, seen, skipped, warning
+from gpu_plugin.doctor.node import Node
 
 _ENABLE = (
     "see docs/containers.md: containerd before 2.0 needs enable_cdi = true in its CRI plugin's section, the kubelet the feature "
@@ -13,11 +14,11 @@ _ENABLE = (
 
 
 @check("container-runtime")
-def container_runtime(facts: Facts) -> Finding:
+def container_runtime(node: Node) -> Finding:
     """Warn if CDI is configured and the node's files do not show support for it. Report the strategy that `auto` chooses."""
-    strategies = facts.settings.device_list_strategy
-    evidence = seen(facts.evidence, "the files of kubelet and container runtime")
-    choice = choose(evidence, facts.settings.cdi_dir)
+    strategies = node.settings.device_list_strategy
+    evidence = seen(node.evidence(), "the files of kubelet and container runtime")
+    choice = choose(evidence, node.settings.cdi_dir)
     takes_cdi = choice.strategy == "cdi-cri"
     asked = ", ".join(strategies)
     if AUTO in strategies:

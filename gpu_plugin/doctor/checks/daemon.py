@@ -2,8 +2,9 @@
 
 from gpu_plugin.daemon import node_status
 from gpu_plugin.devices.absent import remedy
-from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
-from gpu_plugin.doctor.facts import Facts
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, seen, warning
+from gpu_plugin.doctor.node import Node
 from gpu_plugin.mps.remedies import TO_DO
 
 _HANGS = (
@@ -22,12 +23,12 @@ _MPS = "the log of `gpu-plugin mps` on this node has the details, and it starts 
 
 
 @check("daemon")
-def daemon(facts: Facts) -> Finding | list[Finding]:
+def daemon(node: Node) -> Finding | list[Finding]:
     """Fail with each problem that the running daemon reports, and for a daemon that hangs or was killed. Note a missing daemon.
 
     Registrations have a separate check.
     """
-    known = seen(facts.daemon, "the daemon's status", _HANGS, needed=True)
+    known = seen(node.daemon(), "the daemon's status", _HANGS, needed=True)
     status = known.status
     if status is None:
         if known.refused:
@@ -42,10 +43,10 @@ def daemon(facts: Facts) -> Finding | list[Finding]:
         )
     found = []
     served = status["kubelet"].get("directory", "")
-    if served and served != facts.settings.socket_dir:
+    if served and served != node.settings.socket_dir:
         found.append(
             warning(
-                f"the daemon serves {served}, and these checks read {facts.settings.socket_dir}",
+                f"the daemon serves {served}, and these checks read {node.settings.socket_dir}",
                 "give doctor the options and environment that the daemon was started with",
             )
         )

@@ -1,21 +1,22 @@
 """Check that the driver's library and its kernel module have the same version."""
 
-from gpu_plugin.doctor.check import Finding, check, failed, ok, seen, skipped
-from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, Unknown, failed, ok, seen, skipped
+from gpu_plugin.doctor.node import Node
+from gpu_plugin.nvml.platforms.choice import Platform
 
 
 @check("driver-versions")
-def driver_versions(facts: Facts) -> Finding:
+def driver_versions(node: Node) -> Finding:
     """Fail if the module is not loaded, or the versions differ, as after an upgrade until the module is loaded again."""
-    if facts.simulated:
+    if node.simulated:
         return skipped("the node is simulated: it has no kernel module")
-    module, driver = seen(facts.module, "the kernel module's version"), facts.driver
-    platform = "nvml" if isinstance(driver, Unknown) else driver.platform
-    if platform != "nvml":
-        return skipped(f"on {platform} the driver is not a module of this kernel")
-    if not module.loaded and facts.no_gpu:
-        return skipped(facts.no_gpu)
+    module, driver = seen(node.module(), "the kernel module's version"), node.driver()
+    if not isinstance(driver, Unknown) and driver.platform != Platform.NVML:
+        return skipped(f"on {driver.platform} the driver is not a module of this kernel")
     if not module.loaded:
+        if reason := node.no_gpu():
+            return skipped(reason)
         nouveau = "; nouveau is loaded, which keeps it from the GPUs" if module.nouveau else ""
         return failed(
             f"the kernel module nvidia is not loaded{nouveau}",

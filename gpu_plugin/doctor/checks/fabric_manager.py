@@ -1,10 +1,20 @@
 """Check that the NVLink fabric of a node with NVSwitches is ready: before that, CUDA fails with error 802."""
 
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
 from gpu_plugin.devices.nvml_h import FabricState
-from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
-from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, Unknown, failed, note, ok, seen, skipped, warning
+from gpu_plugin.doctor.node import Node
+from gpu_plugin.doctor.process import processes
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals.fabric import GUEST, judge
+
+# PCI code and ID assignment specification
+_NVIDIA = 0x10DE  # vendor
+_NVSWITCH = 0x0680  # class and subclass
 
 _START = (
     "systemctl enable --now nvidia-fabricmanager on the node, of the very version of the driver; its log is "
@@ -12,11 +22,33 @@ _START = (
 )
 
 
+def count_switches(root: Path) -> int:
+    """Return the number of NVSwitches in sysfs. Raises OSError if there is no PCI bus."""
+    count = 0
+    for device in (root / "sys/bus/pci/devices").iterdir():
+        with suppress(OSError, ValueError):
+            vendor, kind = (int((device / file).read_text(), 16) for file in ("vendor", "class"))
+            count += vendor == _NVIDIA and kind >> 8 == _NVSWITCH
+    return count
+
+
+def read_trace(root: Path, roots: Iterable[str]) -> str:
+    """Return a trace of nvidia-fabricmanager: its first process, or else its socket below a root; empty for none."""
+    for pid, _ in processes(root, "nv-fabricmanage"):
+        return f"process {pid}"
+    for path in (Path(each, "run/nvidia-fabricmanager/socket") for each in roots):
+        with suppress(OSError):
+            if path.is_socket():
+                return str(path)
+    return ""
+
+
 @check("fabric-manager")
-def fabric_manager(facts: Facts) -> Finding | list[Finding]:
+def fabric_manager(node: Node) -> Finding | list[Finding]:
     """Fail with GPUs that have not joined their fabric. If no GPU reports a fabric, fail if there is no fabric manager."""
-    driver = facts.opened
-    switches = () if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.switches
+    driver = node.opened()
+    known = 0 if node.simulated else node.known("switches", count_switches, node.root)
+    switches = 0 if isinstance(known, Unknown) else known
     gpus = () if driver is None else driver.gpus
     if not switches and not any(gpu.nvswitch for gpu in gpus):
         if driver is None:
@@ -31,7 +63,7 @@ def fabric_manager(facts: Facts) -> Finding | list[Finding]:
     for gpu, verdict, words in reported:
         if verdict is not Verdict.OK:
             bad.setdefault((verdict, words), []).append(str(gpu.index))
-    start = _START if switches or facts.simulated else f"{GUEST}. Elsewhere {_START}"
+    start = _START if switches or node.simulated else f"{GUEST}. Elsewhere {_START}"
     found = [
         (failed if verdict is Verdict.FATAL else warning)(f"GPU {', '.join(indices)}: {words}", start)
         for (verdict, words), indices in bad.items()
@@ -46,16 +78,16 @@ def fabric_manager(facts: Facts) -> Finding | list[Finding]:
         return found
     if reported:
         return ok("every GPU has joined its NVLink fabric")
-    return _by_traces(facts, len(switches))
+    return _by_traces(node, f"{switches} NVSwitches" if switches else "GPUs that lead to NVSwitches")
 
 
-def _by_traces(facts: Facts, switches: int) -> Finding:
-    there = f"{switches} NVSwitches" if switches else "GPUs that lead to NVSwitches"
-    if facts.simulated:
+def _by_traces(node: Node, there: str) -> Finding:
+    if node.simulated:
         return skipped(f"the simulated node has {there}, and no fabric manager of its own")
-    if trace := seen(facts.fabric_manager, "the fabric manager"):
+    if trace := seen(node.known("fabric_manager", read_trace, node.root, node.roots), "the fabric manager"):
         return ok(f"it runs ({trace})")
-    if isinstance(facts.process, Unknown) or not facts.process.host_processes:
+    process = node.process()
+    if isinstance(process, Unknown) or not process.host_processes:
         return note(
             f"the node has {there}; from this container it cannot be seen whether nvidia-fabricmanager runs",
             f"systemctl status nvidia-fabricmanager on the node. {_START}",

@@ -4,23 +4,25 @@ from collections.abc import Iterator
 
 from gpu_plugin.devices.absent import held_for_guest
 from gpu_plugin.devices.gpu_names import short_bus_id
-from gpu_plugin.doctor.check import Finding, check, failed, note, ok, skipped, warning
-from gpu_plugin.doctor.facts import Facts, Gpu, Unknown
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.driver import Gpu
+from gpu_plugin.doctor.finding import Finding, Unknown, failed, note, ok, skipped, warning
+from gpu_plugin.doctor.node import Node
 from gpu_plugin.health.notices import Notice, notices
 
 
 @check("gpus")
-def gpus(facts: Facts) -> Finding | list[Finding]:
+def gpus(node: Node) -> Finding | list[Finding]:
     """Fail if there is no GPU, and with each GPU that does not answer. Warn of notices, and of GPUs that the driver lacks."""
-    driver = facts.opened
-    on_bus = {} if isinstance(facts.pci, Unknown) else facts.pci.gpus
+    driver, bus = node.opened(), node.pci_gpus()
+    on_bus = {} if isinstance(bus, Unknown) else bus
     if driver is None:
         if not on_bus:
             return skipped("the driver is not open, and sysfs lists no GPU of NVIDIA's")
         named = ", ".join(f"{bus_id} ({bound or 'no driver'})" for bus_id, bound in on_bus.items())
         return skipped(f"the driver is not open; on the PCI bus: {named}")
-    if not driver.count and not driver.count_trouble and facts.no_gpu:
-        return note(facts.no_gpu)
+    if not driver.count and not driver.count_trouble and (reason := node.no_gpu()):
+        return note(reason)
     found = [
         failed(
             f"GPU {gpu.index} does not answer: {gpu.trouble}",
@@ -56,7 +58,7 @@ def gpus(facts: Facts) -> Finding | list[Finding]:
         return found
     models = sorted({gpu.model for gpu in driver.gpus if gpu.model})
     answer = "it answers" if driver.count == 1 else f"all {driver.count} answer"
-    checked = "; sysfs does not list the PCI bus here" if isinstance(facts.pci, Unknown) else ""
+    checked = "; sysfs does not list the PCI bus here" if isinstance(bus, Unknown) else ""
     return ok(f"{answer}: {', '.join(models) or 'of unknown model'}{checked}")
 
 

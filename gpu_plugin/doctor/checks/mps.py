@@ -1,22 +1,53 @@
 """Check that MPS daemons run if they are needed, and that none is left otherwise."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.config.words import counted
+from gpu_plugin.devices.mps_paths import CONTROL, PIPE
 from gpu_plugin.devices.nvml_h import ComputeMode
-from gpu_plugin.doctor.check import Finding, check, note, ok, seen, skipped, warning
-from gpu_plugin.doctor.facts import Facts, Mps
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, note, ok, seen, skipped, warning
+from gpu_plugin.doctor.node import Node
+from gpu_plugin.doctor.process import processes
+from gpu_plugin.mps.directories import root_here
+from gpu_plugin.runtime.peer import listening
+
+_MAX_DIRECTORIES = 64  # of MPS daemons that are read
+
+
+class Mps(msgspec.Struct, frozen=True):
+    """Traces of MPS: the ids and names of visible processes, and the directories of resources below the MPS root.
+
+    The value of a directory is True if a control daemon accepts connections there.
+    """
+
+    processes: tuple[tuple[int, str], ...] = ()
+    directories: Mapping[str, bool] = msgspec.field(default_factory=dict)
+    root: str = ""
+
+
+def read_mps(mps_root: str, root: Path) -> Mps:
+    """Return traces of MPS daemons: their processes, and their directories below the MPS root (empty: no root)."""
+    mps_root = str(root_here(mps_root)) if mps_root else ""
+    controls = sorted(Path(mps_root).glob(f"*.*/*/{PIPE}/{CONTROL}"))[:_MAX_DIRECTORIES] if mps_root else ()
+    directories = {str(each.parent.parent): listening(str(each)) for each in controls}
+    return Mps(processes(root, "nvidia-cuda-mps"), directories, mps_root)
 
 
 @check("mps")
-def mps(facts: Facts) -> Finding | list[Finding]:
+def mps(node: Node) -> Finding | list[Finding]:
     """Warn of missing daemons if resources are shared by MPS, else of daemons and exclusive compute modes."""
-    known = seen(facts.mps, "MPS")
-    if any(entry.strategy == MPS for entry in facts.settings.sharing):
+    known = seen(node.known("mps", read_mps, node.settings.mps_root, node.root), "MPS")
+    if any(entry.strategy == MPS for entry in node.settings.sharing):
         return _wanted(known)
     found = []
-    listening = [path for path, listens in known.directories.items() if listens]
-    if known.processes or listening:
-        daemons = [f"process {pid} ({name})" for pid, name in known.processes] + listening
+    daemons = [f"process {pid} ({name})" for pid, name in known.processes]
+    daemons += [path for path, listens in known.directories.items() if listens]
+    if daemons:
         found.append(
             warning(
                 f"no resource is shared by MPS, but MPS runs: {', '.join(daemons)}",
@@ -31,7 +62,7 @@ def mps(facts: Facts) -> Finding | list[Finding]:
                 f"gpu-plugin cleanup --mps --mps-root {known.root}",
             )
         )
-    driver = facts.opened
+    driver = node.opened()
     exclusive = (
         [str(gpu.index) for gpu in driver.gpus if gpu.compute_mode not in (None, ComputeMode.DEFAULT)] if driver else []
     )

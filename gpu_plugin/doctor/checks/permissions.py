@@ -1,9 +1,12 @@
 """Check this process's user and capabilities against the needs of a daemon."""
 
 from gpu_plugin.config.sharing import MPS
-from gpu_plugin.doctor.check import Finding, check, note, ok, seen, warning
-from gpu_plugin.doctor.facts import Facts, Process
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, note, ok, seen, warning
+from gpu_plugin.doctor.node import Node
+from gpu_plugin.doctor.process import Process
 
+# Capabilities as Kubernetes spells them, by their numbers (linux/capability.h, Linux 5.9 and later)
 _NAMES = (
     *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
     *("LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER"),
@@ -12,17 +15,16 @@ _NAMES = (
     *("MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF"),
     "CHECKPOINT_RESTORE",
 )
-"""Capabilities as Kubernetes spells them, by their numbers (linux/capability.h, Linux 5.9 and later)."""
 
 _SYS_ADMIN = _NAMES.index("SYS_ADMIN")
+# The 38 capabilities of Linux before 5.8: a process with all of them is reported as having all capabilities
 _ALL = (1 << 38) - 1
-"""The 38 capabilities of Linux before 5.8: a process with all of them is reported as having all capabilities."""
 
 
 @check("permissions")
-def permissions(facts: Facts) -> Finding | list[Finding]:
+def permissions(node: Node) -> Finding | list[Finding]:
     """Note facts that this user cannot see; warn if an enabled feature needs a missing capability."""
-    known = seen(facts.process, "this process")
+    known = seen(node.process(), "this process")
     found = []
     if known.uid:
         found.append(
@@ -31,7 +33,7 @@ def permissions(facts: Facts) -> Finding | list[Finding]:
                 "run doctor as root, as the daemon runs",
             )
         )
-    settings = facts.settings
+    settings = node.settings
     if known.contained and not known.capabilities >> _SYS_ADMIN & 1 and settings.mig_strategy != "none":
         found.append(
             warning(

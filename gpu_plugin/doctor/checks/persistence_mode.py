@@ -1,13 +1,14 @@
 """Check that GPUs stay initialised while no process uses them."""
 
-from gpu_plugin.doctor.check import Finding, check, ok, skipped, warning
-from gpu_plugin.doctor.facts import Facts
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, ok, skipped, warning
+from gpu_plugin.doctor.node import Node
 
 
 @check("persistence-mode")
-def persistence_mode(facts: Facts) -> Finding:
+def persistence_mode(node: Node) -> Finding:
     """Warn of GPUs without persistence mode: the driver resets their error counts, and the next pod waits for them to wake."""
-    driver = facts.opened
+    driver = node.opened()
     if driver is None:
         return skipped("the driver is not open")
     known = [gpu for gpu in driver.gpus if gpu.persistence is not None]

@@ -1,17 +1,18 @@
 """Check that the kubelet's PodResources service reports the devices of pods."""
 
 from gpu_plugin.config.words import counted
-from gpu_plugin.doctor.check import Finding, check, ok, seen, warning
-from gpu_plugin.doctor.facts import Facts
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, ok, seen, warning
+from gpu_plugin.doctor.node import Node
 
+# Seconds after which an answer is slow. The plugin waits for at most five seconds, and needs an answer after each change.
 SLOW = 1.0
-"""Seconds after which an answer is slow. The plugin waits for at most five seconds, and needs an answer after each change."""
 
 
 @check("pod-resources")
-def pod_resources(facts: Facts) -> Finding:
+def pod_resources(node: Node) -> Finding:
     """Warn if the service does not answer, or slowly. GPUs are served nevertheless, but stay allocated longer than needed."""
-    known = seen(facts.pod_resources, facts.settings.effective_pod_resources_socket)
+    known = seen(node.pod_resources(), node.settings.effective_pod_resources_socket)
     without = "without it the devices of pods are not known: metrics name no pods, and devices that are gone stay listed longer"
     if known.absent:
         return warning(

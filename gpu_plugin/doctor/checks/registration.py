@@ -1,26 +1,32 @@
 """Check that the kubelet has the resources: the registrations of a running daemon, and the devices of the kubelet."""
 
-from gpu_plugin.doctor.check import Finding, check, failed, note, ok, skipped, warning
-from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, Known, Unknown, failed, note, ok, skipped, warning
+from gpu_plugin.doctor.node import Node
+from gpu_plugin.doctor.pod_resources import PodResources
 
 _REMEDY = "is the kubelet running, and is --device-plugin-dir right? If it refused, its log has the reason"
 
 
 @check("registration")
-def registration(facts: Facts) -> Finding | list[Finding]:
-    """Fail with each resource that is not registered; warn of a resource without a healthy device at the kubelet."""
-    if isinstance(facts.daemon, Unknown) or facts.daemon.status is None:
-        return _without_daemon(facts)
-    kubelet = facts.daemon.status["kubelet"]
+def registration(node: Node) -> Finding | list[Finding]:
+    """Fail with each unregistered resource; warn of a resource without a healthy device at the kubelet."""
+    daemon, pods = node.daemon(), node.pod_resources()
+    if isinstance(daemon, Unknown) and daemon.hung:
+        return skipped(
+            "the daemon hangs, so it does not report this; pods that ask for its devices wait for its answer"
+        )
+    if isinstance(daemon, Unknown) or daemon.status is None:
+        return _without_daemon(pods)
+    kubelet = daemon.status["kubelet"]
     if not kubelet["socket"]:
         return note("nothing is registered, because --kubelet-socket is empty")
-    if not kubelet["resources"] and facts.no_gpu:
-        return note(f"{facts.no_gpu}, so nothing is registered")
+    if not kubelet["resources"] and (reason := node.no_gpu()):
+        return note(f"{reason}, so nothing is registered")
     if not kubelet["resources"]:
         return failed("the daemon serves no resource, so nothing is registered", "see `driver` and `daemon` above")
-    pods = facts.pod_resources
     healthy = None if isinstance(pods, Unknown) or pods.trouble else pods.healthy
-    served = facts.daemon.status.get("resources", {})
+    served = daemon.status.get("resources", {})
     found = []
     for name, each in kubelet["resources"].items():
         if not each["registered"]:
@@ -35,15 +41,10 @@ def registration(facts: Facts) -> Finding | list[Finding]:
     return found or ok(f"the kubelet has {', '.join(kubelet['resources'])}")
 
 
-def _without_daemon(facts: Facts) -> Finding:
+def _without_daemon(pods: Known[PodResources]) -> Finding:
     """Return a finding with the healthy devices that the kubelet has of any plugin."""
-    known = facts.pod_resources
-    if isinstance(facts.daemon, Unknown) and facts.daemon.hung:
-        return skipped(
-            "the daemon hangs, so it does not report this; pods that ask for its devices wait for its answer"
-        )
-    if not isinstance(known, Unknown) and known.healthy:
-        has = ", ".join(f"{count} of {name}" for name, count in sorted(known.healthy.items()))
+    if not isinstance(pods, Unknown) and pods.healthy:
+        has = ", ".join(f"{count} of {name}" for name, count in sorted(pods.healthy.items()))
         return note(
             f"no daemon answers; the kubelet has healthy devices of other plugins, or of a former daemon: {has}"
         )

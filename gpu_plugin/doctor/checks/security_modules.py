@@ -1,16 +1,17 @@
 """Check whether SELinux or AppArmor may deny this process's access."""
 
-from gpu_plugin.doctor.check import Finding, check, note, ok, seen
-from gpu_plugin.doctor.facts import Facts
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.finding import Finding, note, ok, seen
+from gpu_plugin.doctor.node import Node
 
+# SELinux types of plain containers, which may use neither the kubelet's sockets nor GPUs' device nodes
 _CONTAINER_TYPES = ("container_t", "svirt_lxc_net_t")
-"""SELinux types of plain containers, which may use neither the kubelet's sockets nor GPUs' device nodes."""
 
 
 @check("security-modules")
-def security_modules(facts: Facts) -> Finding:
+def security_modules(node: Node) -> Finding:
     """Note an enforcing SELinux with the label of a plain container."""
-    known = seen(facts.process, "this process")
+    known = seen(node.process(), "this process")
     label = known.label or "none"
     if known.selinux == "enforcing":
         parts = known.label.split(":")

@@ -1,22 +1,24 @@
 """Check that the health and the cordons of GPUs can be stored, and outlive a restart and a boot."""
 
-from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
-from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.directory import read_directory, unwritable_by
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, seen, warning
+from gpu_plugin.doctor.node import Node
 
 # The files take at most some 20 MiB and a dozen inodes, including the copies while they are replaced
-ENOUGH_BYTES = 64 * 1024 * 1024
-ENOUGH_INODES = 64
+_ENOUGH_BYTES = 64 * 1024 * 1024
+_ENOUGH_INODES = 64
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _KEPT = "the health of GPUs, including cordons, is lost with"
 
 
 @check("state-directory")
-def state_directory(facts: Facts) -> Finding | list[Finding]:
+def state_directory(node: Node) -> Finding | list[Finding]:
     """Fail if the directory is not writable; warn if it is nearly full, does not last, or other users may write there."""
-    known = seen(facts.state, facts.settings.state_dir, needed=True)
-    path = known.path
-    uid = 0 if isinstance(facts.process, Unknown) else facts.process.uid
+    path = node.settings.state_dir
+    known = seen(node.known("state", read_directory, path, node.root), path, needed=True)
+    uid = node.uid()
     if known.error:
         if uid:
             return note(f"{path}: {known.error}", "run doctor as root to see it")
@@ -30,12 +32,12 @@ def state_directory(facts: Facts) -> Finding | list[Finding]:
         )
     if not known.writable:
         if uid:
-            return note(f"{path} cannot be written by uid {uid}", "run doctor as root to see what the daemon may do")
+            return unwritable_by(uid, path)
         return failed(
             f"{path} cannot be written, even by root: {_KEPT} the daemon", "SELinux or AppArmor? See the audit log"
         )
     found = []
-    if 0 <= known.free_bytes < ENOUGH_BYTES or 0 <= known.free_inodes < ENOUGH_INODES:
+    if 0 <= known.free_bytes < _ENOUGH_BYTES or 0 <= known.free_inodes < _ENOUGH_INODES:
         left = f"{known.free_bytes // (1024 * 1024)} MiB"
         left += f" and {known.free_inodes} files" if known.free_inodes >= 0 else ""
         empty = not known.free_bytes or not known.free_inodes
@@ -50,7 +52,7 @@ def state_directory(facts: Facts) -> Finding | list[Finding]:
                 "name a --state-dir on a disk",
             )
         )
-    elif known.filesystem == "overlay" and not isinstance(facts.process, Unknown) and facts.process.contained:
+    elif known.filesystem == "overlay" and node.contained():
         found.append(
             warning(
                 f"{path} is part of this container's own file system: {_KEPT} the container",

@@ -12,17 +12,14 @@ import pytest
 import yaml
 
 from gpu_plugin.containers.cdi.build import Built
+from gpu_plugin.simulation.profile import names
 
 GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
-PROFILES = (
-    "a100-mig-mixed", "dgx-a100", "dgx1-v100", "dgx2-16", "gb200-node", "h100-mig-single", "h100-nvl-pairs", "h200",
-    "hgx-b200", "hgx-h100", "l40s-pcie-8", "mixed-16", "t4-4",
-)  # fmt: skip
 GOOD = '{"cdiVersion": "0.5.0", "kind": "a.com/b", "devices": [{"name": "x", "containerEdits": {"env": ["A=1"]}}]}'
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", names())
 def test_what_is_generated_for_every_profile_is_valid_and_the_same_each_time(cdi, tmp_path, profile, form):
     status, text, _ = cdi("generate", "--simulate", profile, "--format", form)
     assert status == 0

@@ -1,4 +1,4 @@
-"""`gpu-plugin doctor`, the whole verb: what it prints, in how many columns, and how it ends."""
+"""`gpu-plugin doctor`, the whole verb: its output, the width of its lines, and its exit status."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from anyio import to_thread
 from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.cli import main
 from gpu_plugin.cli.doctor import lines
-from gpu_plugin.doctor.check import failed, note, ok, skipped, warning
 from gpu_plugin.doctor.checks import CHECKS
+from gpu_plugin.doctor.finding import failed, note, ok, skipped, warning
 from gpu_plugin.runtime import control
 from gpu_plugin.simulation import profile
 from tests.unit.doctor.made_up import status
@@ -131,9 +131,6 @@ def test_a_node_without_a_kubelet(short_path, capsys):
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("failed   kubelet-directory ")
     assert said[-1].startswith("2 failed: kubelet-directory, kubelet-socket")
-
-
-def test_yaml(short_path, capsys):
     assert main(arguments(short_path, "-o", "yaml")) == 1
     told = yaml.safe_load(capsys.readouterr().out)
     [missing] = [each for each in told["findings"] if each["check"] == "kubelet-socket"]
@@ -220,7 +217,7 @@ def test_usage(short_path, capsys, more, said):
 
 
 def test_as_another_user(short_path):
-    """Who is not root is told what could not be seen, and nothing fails for that alone."""
+    """Without root, checks note facts that they cannot see, and do not fail."""
     short_path.chmod(0o755)
     for name in ("k/device-plugins", "state"):
         (short_path / name).mkdir(parents=True)
@@ -246,4 +243,4 @@ def test_help_says_what_it_is_for(capsys):
     shown = capsys.readouterr().out
     assert "--timeout" in shown
     assert "Exit status 0 if nothing failed" in shown
-    assert "--mig-strategy" not in shown  # those of `run` are in its own help
+    assert "--mig-strategy" not in shown  # options of `run` are in the help of `run`

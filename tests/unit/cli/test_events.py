@@ -32,7 +32,7 @@ EVENTS = [
 
 @pytest.fixture
 def daemon(monkeypatch):
-    """What a daemon is asked for; it has `EVENTS`."""
+    """The requests to a daemon that has `EVENTS`."""
     asked = []
 
     def request(_state_dir, verb, **fields):
@@ -127,9 +127,7 @@ def test_a_line_says_when_what_why_and_who():
 
 def test_structured_output_has_every_field(capsys, daemon):
     _, out, _ = run(capsys, "-o", "json", "--kind", "health")
-    assert json.loads("\n".join(out)) == [
-        {**msgspec.to_builtins(EVENTS[1]), "at": "2026-11-22T02:40:00.000Z"},
-    ]
+    assert json.loads("\n".join(out)) == [{**msgspec.to_builtins(EVENTS[1]), "at": "2026-11-22T02:40:00.000Z"}]
 
 
 def test_the_daemon_is_asked_for_a_gpu(capsys, daemon):

@@ -43,7 +43,7 @@ def run(capsys):
 
 @pytest.fixture
 def told(run):
-    """What is told of a simulated node as JSON."""
+    """Run the verb on a simulated node, and return its JSON."""
 
     def ran(*arguments, simulate=DGX1):
         status, out, err = run("--simulate", simulate, "--json", *arguments)
@@ -147,7 +147,6 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
     ("arguments", "words"),
     [
         (["--size", "0"], "--size: 0: a container asks for at least one device"),
-        (["--size", "-1"], "--size: -1: a container asks for at least one device"),
         (["--size", "9"], "--size: 9 GPUs are asked for, and 8 are available"),
         (["--size", "2", "--available", "3"], "--size: 2 GPUs are asked for, and 1 is available"),
         (["--size", "1", "--available", ""], "--size: 1 GPU is asked for, and 0 are available"),
@@ -157,7 +156,6 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
         (["--size", "1", "--must", "8"], "--must: 8: nothing there has this index; this node has GPUs 0-7"),
         (["--size", "1", "--available", "6-9"], "--available: 8: nothing there has this index; this node has GPUs 0-7"),
         (["--size", "1", "--available", "0-99999999"], "--available: 8: nothing there has this index"),
-        (["--size", "1", "--must", "1234567"], "--must: 1234567: nothing there has this index; this node has GPUs 0-7"),
         (["--size", "1", "--available", "3-1"], "--available: 3-1: a range begins with the lower index"),
         (
             ["--size", "1", "--available", "GPU-zz"],
@@ -177,10 +175,7 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
             ["--size", "1", "--available", "0:2"],
             "--available: 0:2: counts go with replicas, and GPU 0 is given out once",
         ),
-        (
-            ["--size", "1", "--must", f"{FIRST}::1"],
-            f"{FIRST}::1: GPU 0 is given out once, so its only id is {FIRST}",
-        ),
+        (["--size", "1", "--must", f"{FIRST}::1"], f"{FIRST}::1: GPU 0 is given out once, so its only id is {FIRST}"),
         (
             ["--size", "1", "--available", "0", "--taken", "1"],
             "--taken: this option already determines the free devices: leave out",
@@ -204,12 +199,6 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
             ["--size", "1", "--replicas", "4", "--available", f"0,{FIRST}::1"],
             "GPU 0 is given twice, by its ids and otherwise: give it once",
         ),
-        (["--size", "1", "--replicas", "4", "--must", "0:1234567"], "--must: 0:1234567: GPU 0 has 4 replicas"),
-        (
-            ["--size", "1", "--replicas", "4", "--must", "0:2,0"],
-            "is given twice, as 2 and without a number: give it once",
-        ),
-        (["--size", "1", "--replicas", "4", "--must", f"{FIRST}::1234567"], "GPU 0 has 4 replicas, numbered from 0"),
         (["--size", "1", "--replicas", "4", "--must", f"{FIRST}::4"], "::4: GPU 0 has 4 replicas, numbered from 0"),
         (["--size", "1", "--replicas", "4", "--must", "GPU-ab95::1"], f"::1: an id has the whole uuid, {FIRST}"),
         (
@@ -321,7 +310,7 @@ class TestSharedGpus:
 class TestRunningDaemon:
     @pytest.fixture
     def serves(self, monkeypatch):
-        """Has a daemon tell of these resources: devices, and a policy, by name."""
+        """Make a daemon report these resources: devices by name, and a policy."""
 
         def has(node, policy="distributed", **resources):
             views = [(Resource(name, tuple(devices)), policy) for name, devices in resources.items()]
@@ -495,6 +484,6 @@ class TestRunningDaemon:
 
 
 def replicas(node, count, last=8):
-    """The first GPUs of a node, given out so many times each, as the daemon has them."""
+    """The first GPUs of a node, with `count` replicas each, as the daemon has them."""
     named = [Named(GPUS, whole_gpu(gpu), ()) for gpu in node.gpus[:last]]
     return share({GPUS: named}, [SharedResource(GPUS, GPUS, count)])[0][GPUS]

@@ -1,33 +1,21 @@
-"""A node that is well, as facts; tests say what differs."""
+"""The facts of a healthy node; tests name the differences."""
 
-import time
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from gpu_plugin.cli.options import settings_from
 from gpu_plugin.containers.strategy_choice import CONTAINERD, ContainerdEvidence, KubeletEvidence, NodeEvidence
-from gpu_plugin.doctor.check import Status
 from gpu_plugin.doctor.checks import examine
-from gpu_plugin.doctor.facts import (
-    Api,
-    Clock,
-    Daemon,
-    DeviceNode,
-    DeviceNodes,
-    Directory,
-    Driver,
-    Facts,
-    Gpu,
-    KernelModule,
-    KubeletDirectory,
-    Mps,
-    Pci,
-    PodResources,
-    Process,
-    Socket,
-    Unknown,
-)
+from gpu_plugin.doctor.checks.mps import Mps
+from gpu_plugin.doctor.daemon import Daemon
+from gpu_plugin.doctor.directory import Directory
+from gpu_plugin.doctor.driver import Driver, Gpu, KernelModule
+from gpu_plugin.doctor.finding import Status, Unknown, ok
+from gpu_plugin.doctor.node import Node
+from gpu_plugin.doctor.pod_resources import PodResources
+from gpu_plugin.doctor.process import Process
 from gpu_plugin.health.observation import Fabric
 
 OK, NOTE, WARNING, FAILED, SKIPPED = Status.OK, Status.NOTE, Status.WARNING, Status.FAILED, Status.SKIPPED
@@ -37,7 +25,7 @@ USER = Process(1000, 0, 2, True, False, False, "", "", True)
 POD = Process(0, 0, 2, True, True, True, "", "", False)
 
 Row = tuple[str, dict[str, Any], Status, tuple[str, ...]]
-"""A check, what differs on a node that is well, how it stands, and words of the finding or its remedy."""
+"""A check, the facts that differ from a healthy node, the status, and words of the finding or its remedy."""
 
 GPU = "nvidia.com/gpu"
 DIR = "/var/lib/kubelet/device-plugins"
@@ -61,25 +49,8 @@ def driver(*gpus: Gpu, **more: Any) -> Driver:
     return Driver(**known | {"count": len(gpus), "gpus": gpus} | more)
 
 
-def node(path: str, major: int = 195, minor: int = 255, **more: Any) -> DeviceNode:
-    known: dict[str, Any] = {"there": True, "major": major, "minor": minor, "mode": 0o666, "error": 0}
-    return DeviceNode(path, **known | more)
-
-
-def nodes(*changed: DeviceNode, channels: tuple[str, ...] = ()) -> DeviceNodes:
-    known = [
-        node("/dev/nvidiactl"),
-        node("/dev/nvidia-uvm", 238, 0),
-        node("/dev/nvidia-uvm-tools", 238, 1),
-        node("/dev/nvidia0", minor=0),
-        node("/dev/nvidia1", minor=1),
-    ]
-    majors = {"nvidia-frontend": 195, "nvidia-uvm": 238}
-    return DeviceNodes({each.path: each for each in (*known, *changed)}, majors, channels)
-
-
 def status(**more: Any) -> dict[str, Any]:
-    """What a daemon says that complains of nothing."""
+    """The status of a daemon without problems."""
     return {
         "daemon": {"version": "1.2.3", "pid": 7},
         "waiting": "",
@@ -98,36 +69,81 @@ def status(**more: Any) -> dict[str, Any]:
     } | more
 
 
-def facts(**changed: Any) -> Facts:
-    """The facts of a node where every check is ok or skipped; `options` change its settings, all else the facts by name."""
-    options = {"state_dir": "/var/lib/gpu-plugin", **changed.pop("options", {})}
-    known: dict[str, Any] = {
-        "settings": settings_from(options, {}),
-        "process": Process(0, (1 << 41) - 1, 0, False, False, False, "", "unconfined", True),
-        "daemon": Daemon(status()),
-        "module": KernelModule(True, "580.95.05"),
-        "driver": driver(gpu(0), gpu(1)),
-        "pci": Pci({"0000:10:00.0": "nvidia", "0000:11:00.0": "nvidia"}),
-        "nodes": nodes(),
-        "kubelet_directory": KubeletDirectory(Directory(DIR, filesystem="ext4"), checkpoint=True),
-        "kubelet_socket": Socket(f"{DIR}/kubelet.sock", pid=900, program="kubelet"),
-        "pod_resources": PodResources("/pr/kubelet.sock", 0.004, 3, {GPU: 2}),
-        "evidence": NodeEvidence(
-            kubelet=KubeletEvidence(package="1.33.1"),
-            sockets=("/run/containerd/containerd.sock",),
-            containerd={CONTAINERD: ContainerdEvidence(file="/etc/containerd/config.toml", version=3)},
-        ),
-        "cdi_directory": Directory("/var/run/cdi", filesystem="tmpfs"),
-        "state": Directory(
-            "/var/lib/gpu-plugin", mode=0o700, filesystem="ext4", free_bytes=10 * 2**30, free_inodes=10_000
-        ),
-        "features": Directory("/etc/kubernetes/node-feature-discovery/features.d"),
-        "clock": Clock(time.mktime((2026, 5, 1, 0, 0, 0, 0, 0, 0)), True, 0.02),
-        "fabric_manager": "",
-        "mps": Mps(),
-        "api": Api(),
-    }
-    return Facts(**known | changed)
+FACTS: dict[str, Any] = {
+    "configuration": "",
+    "file": "",
+    "process": Process(0, (1 << 41) - 1, 0, False, False, False, "", "unconfined", True),
+    "daemon": Daemon(status()),
+    "module": KernelModule(True, "580.95.05"),
+    "driver": driver(gpu(0), gpu(1)),
+    "released": (),
+    "pci_gpus": {"0000:10:00.0": "nvidia", "0000:11:00.0": "nvidia"},
+    "device_roots": {"/dev/nvidiactl": "", "/dev/nvidia0": ""},
+    "majors": {"nvidia-frontend": 195, "nvidia-uvm": 238},
+    "switches": 0,
+    "fabric_manager": "",
+    "imex_channels": frozenset(),
+    "mps": Mps(),
+    "state": Directory("/s", mode=0o700, filesystem="ext4", free_bytes=10 * 2**30, free_inodes=10_000),
+    "kubelet_directory": (Directory(DIR, filesystem="ext4"), True),
+    "kubelet_socket": ok("it is answered"),
+    "other_plugins": [],
+    "pod_resources": PodResources("/pr/kubelet.sock", 0.004, 3, {GPU: 2}),
+    "evidence": NodeEvidence(
+        kubelet=KubeletEvidence(package="1.33.1"),
+        sockets=("/run/containerd/containerd.sock",),
+        containerd={CONTAINERD: ContainerdEvidence(file="/etc/containerd/config.toml", version=3)},
+    ),
+    "cdi_directory": Directory("/var/run/cdi", filesystem="tmpfs"),
+    "cdi_conflicts": (),
+    "features": Directory("/etc/kubernetes/node-feature-discovery/features.d"),
+    "api": [ok("it answers")],
+}
+"""The facts of a node on which every check is ok or skipped. A path under /dev is the finding of its device node."""
+
+
+class Known:
+    """A finished read."""
+
+    def __init__(self, fact: Any) -> None:
+        self.fact = fact
+
+    def found(self) -> Any:
+        return self.fact
+
+
+class MadeUp(Node):
+    """A node with these facts. Nothing is read but the checks themselves."""
+
+    def __init__(self, options: dict[str, Any], facts: dict[str, Any]) -> None:
+        self.settings = settings_from({"state_dir": "/s", **options}, {})
+        self.configuration, self.file = facts["configuration"], facts["file"]
+        self.patience = self.driver_patience = 10.0
+        self.root, self.roots = Path("/nonexistent"), ("/nonexistent",) * 3
+        self.facts = facts
+
+    def begin(self, name: str, read: Any, *args: Any, seconds: float = 0.0) -> Any:  # type: ignore[override]
+        if name.startswith("check-"):
+            return Known(read(*args))
+        return Known(self.facts.get(name, ok("can be opened")) if name.startswith("/dev/") else self.facts[name])
+
+    def driver(self) -> Any:
+        return self.facts["driver"]
+
+    def released(self) -> Any:
+        return self.facts["released"]
+
+    def pci_gpus(self) -> Any:
+        return self.facts["pci_gpus"]
+
+    def device_roots(self) -> Any:
+        return self.facts["device_roots"]
+
+
+def made_up(**changed: Any) -> MadeUp:
+    """A healthy node; `options` change its settings, all else the facts by name."""
+    options = changed.pop("options", {})
+    return MadeUp(options, FACTS | changed)
 
 
 def absent(directory: Directory) -> Directory:
@@ -137,7 +153,7 @@ def absent(directory: Directory) -> Directory:
 def judge(row: Row) -> None:
     """Holds a check to its row of a table."""
     check, differs, stands, words = row
-    [found] = examine(check, facts(**dict(differs)))
+    [found] = examine(check, made_up(**differs))
     assert found.status is stands, found
     said = f"{found.found} {found.remedy}"
     assert not [word for word in words if word not in said], said

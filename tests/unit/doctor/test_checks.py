@@ -1,26 +1,19 @@
-"""What holds for all checks, and what no table of facts says."""
+"""Properties of all checks, and cases that need more than a row of facts."""
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.doctor.checks import CHECKS, examine, examined
-from gpu_plugin.doctor.edges.api import needed
-from gpu_plugin.doctor.facts import (
-    Daemon,
-    DeviceNode,
-    DeviceNodes,
-    Driver,
-    Facts,
-    KernelModule,
-    Mps,
-    Pci,
-    Unknown,
-)
+from gpu_plugin.doctor.checks import CHECKS, clock, examine, examined
+from gpu_plugin.doctor.checks.kubernetes_api import needed_rights
+from gpu_plugin.doctor.checks.mps import Mps
+from gpu_plugin.doctor.daemon import Daemon
+from gpu_plugin.doctor.driver import Driver, KernelModule
+from gpu_plugin.doctor.finding import Unknown
 from tests.unit.doctor.made_up import (
     DIR,
+    FACTS,
     FAILED,
     GPU,
     HUNG,
@@ -30,31 +23,33 @@ from tests.unit.doctor.made_up import (
     SKIPPED,
     WARNING,
     driver,
-    facts,
     gpu,
-    nodes,
+    made_up,
     status,
 )
 
 
-def mps_shared(given: Facts) -> Facts:
-    entry = SharedResource(GPU, GPU, 4, MPS)
-    return replace(given, settings=replace(given.settings, sharing=(entry,), mps_root="/run/nvidia/mps"))
+@pytest.fixture(autouse=True)
+def _synchronised(monkeypatch):
+    monkeypatch.setattr(clock, "kernel_clock", lambda: (True, 0.02))
+
+
+def shared_by_mps(**changed):
+    node = made_up(**changed)
+    node.settings = replace(node.settings, sharing=(SharedResource(GPU, GPU, 4, MPS),), mps_root="/run/nvidia/mps")
+    return node
 
 
 def test_a_node_that_is_well_has_nothing_wrong():
-    assert {found.status for _, found in examined(facts())} <= {OK, SKIPPED}
+    assert {found.status for _, found in examined(made_up())} <= {OK, SKIPPED}
 
 
 NO_LIBRARY = Driver(code=Return.LIBRARY_NOT_FOUND, trouble="dlopen: no libnvidia-ml.so.1")
 NO_MODULE = Driver(code=Return.DRIVER_NOT_LOADED, trouble="nvmlInit_v2: Driver Not Loaded")
-NO_NODES = DeviceNodes(
-    {"/dev/nvidiactl": DeviceNode("/dev/nvidiactl"), "/dev/nvidia-uvm": DeviceNode("/dev/nvidia-uvm")}
-)
-BARE = {"pci": Pci(), "module": KernelModule(False), "driver": NO_LIBRARY, "nodes": NO_NODES}
+BARE = {"pci_gpus": {}, "module": KernelModule(False), "driver": NO_LIBRARY}
 UNREGISTERED = {"socket": f"{DIR}/kubelet.sock", "directory": DIR, "resources": {}}
 NOTHING_SERVED = Daemon(status(kubelet=UNREGISTERED, resources={}, health={"gpus": []}))
-GUESTS = Pci({"0000:10:00.0": "vfio-pci"})
+GUESTS = {"0000:10:00.0": "vfio-pci"}
 
 
 @pytest.mark.parametrize(
@@ -63,13 +58,13 @@ GUESTS = Pci({"0000:10:00.0": "vfio-pci"})
         {"daemon": Daemon(trouble="no daemon answers")},
         {"daemon": NOTHING_SERVED},
         {"daemon": NOTHING_SERVED, "driver": NO_MODULE},
-        {"daemon": NOTHING_SERVED, "driver": driver(), "module": KernelModule(True, "580.95.05"), "pci": GUESTS},
-        {"daemon": NOTHING_SERVED, "pci": GUESTS},
+        {"daemon": NOTHING_SERVED, "driver": driver(), "module": KernelModule(True, "580.95.05"), "pci_gpus": GUESTS},
+        {"daemon": NOTHING_SERVED, "pci_gpus": GUESTS},
     ],
     ids=["no daemon", "daemon", "library", "driver of guests", "guests"],
 )
 def test_a_node_without_a_gpu_needs_no_driver(differs):
-    found = examined(facts(**BARE | differs))
+    found = examined(made_up(**BARE | differs))
     assert {each.status for _, each in found} <= {OK, NOTE, SKIPPED}, found
     assert [each for _, each in found if each.status is NOTE and "has no NVIDIA GPU" in each.found]
 
@@ -77,9 +72,9 @@ def test_a_node_without_a_gpu_needs_no_driver(differs):
 @pytest.mark.parametrize(
     "differs",
     [
-        {"pci": Pci({"0000:10:00.0": ""})},
-        {"pci": Pci(dxg=True)},
-        {"pci": Unknown("no PCI bus")},
+        {"pci_gpus": {"0000:10:00.0": ""}},
+        {"device_roots": {"/dev/dxg": ""}},
+        {"pci_gpus": Unknown("no PCI bus")},
         {"module": Unknown("not to be seen")},
         {"module": KernelModule(True, "580.95.05")},
         {"daemon": Daemon(status(missing=[{"name": "GPU 10:00.0", "uuid": "GPU-0", "why": "it is gone"}]))},
@@ -88,29 +83,31 @@ def test_a_node_without_a_gpu_needs_no_driver(differs):
     ids=["on the bus", "WSL", "no bus", "module not seen", "module loaded", "had one", "another error"],
 )
 def test_a_driver_that_does_not_open_fails_where_there_may_be_a_gpu(differs):
-    [found] = examine("driver-library", facts(**BARE | differs))
+    [found] = examine("driver-library", made_up(**BARE | differs))
     assert found.status is FAILED
 
 
 @pytest.mark.parametrize("unknown", [HUNG, Unknown("not to be seen")], ids=["hung", "unseen"])
 @pytest.mark.parametrize("options", [{}, {"simulate": "hgx-h100"}], ids=["real", "simulated"])
 def test_no_fact_is_taken_for_granted(unknown, options):
-    """What cannot be seen fails nothing, and what hangs is said by at least one check, whichever fact it is."""
-    gathered = [each.name for each in msgspec.structs.fields(Facts) if each.required]  # those without a default
+    """A fact that cannot be seen fails nothing, and a fact that hangs is reported by at least one check."""
     options = {**options, "device_list_strategy": "cdi-cri", "node_labels": "file", "imex_channel_ids": "0"}
-    for name in gathered:
-        if name == "settings":
-            continue
-        found = examined(facts(options=options, **{name: unknown}))
+    options |= {"node_condition": True, "node_name": "n"}
+    unused = {"configuration", "file", "pci_gpus", "switches", "cdi_conflicts", "majors", "fabric_manager", "released"}
+    unused |= {"other_plugins", "imex_channels" if options.get("simulate") else "device_roots"}
+    unused |= {"module"} if options.get("simulate") else set()
+    for name in FACTS:
+        found = examined(made_up(options=options, **{name: unknown}))
         failures = [each for _, each in found if each.status is FAILED]
         assert all(unknown.hung for _ in failures), (name, failures)
-        if unknown.hung and not (options.get("simulate") and name in {"pci", "module", "fabric_manager"}):
-            assert [each for _, each in found if unknown.why in each.found] or name in {"pci", "fabric_manager"}, name
-    assert len(examined(facts(options=options, **dict.fromkeys(set(gathered) - {"settings"}, unknown)))) >= len(CHECKS)
+        if unknown.hung and name not in unused:
+            assert [each for _, each in found if unknown.why in each.found], name
+    everything = dict.fromkeys(set(FACTS) - {"configuration", "file"}, unknown)
+    assert len(examined(made_up(options=options, **everything))) >= len(CHECKS)
 
 
 def test_a_check_that_fails_takes_no_other_with_it():
-    found = examined(facts(daemon=Daemon({"daemon": {}})))  # of a daemon that has another idea of a status
+    found = examined(made_up(daemon=Daemon({"daemon": {}})))  # a status of another version
     stands = {name: each for name, each in found if each.status is WARNING}
     assert set(stands) == {"daemon", "registration"}
     assert "another version" in stands["daemon"].remedy
@@ -119,23 +116,17 @@ def test_a_check_that_fails_takes_no_other_with_it():
 
 def test_mps_that_is_wanted():
     up, down = {"/m/nvidia.com/gpu": True}, {"/m/nvidia.com/old": False}
-    [missing] = examine("mps", mps_shared(facts(mps=Mps(root="/m"))))
+    [missing] = examine("mps", shared_by_mps(mps=Mps(root="/m")))
     assert missing.status is WARNING
     assert "mps.enabled" in missing.remedy
-    [well] = examine("mps", mps_shared(facts(mps=Mps((), up, "/m"), driver=driver(gpu(0, compute_mode=3)))))
+    [well] = examine("mps", shared_by_mps(mps=Mps((), up, "/m"), driver=driver(gpu(0, compute_mode=3))))
     assert (well.status, well.found) == (OK, "1 MPS daemon below /m")
-    [silent] = examine("mps", mps_shared(facts(mps=Mps((), up | down, "/m"))))
+    [silent] = examine("mps", shared_by_mps(mps=Mps((), up | down, "/m")))
     assert silent.status is WARNING
     assert "/m/nvidia.com/old" in silent.found
     assert "/m/nvidia.com/gpu" not in silent.found
-    [unseen] = examine("permissions", mps_shared(facts(process=POD)))
+    [unseen] = examine("permissions", shared_by_mps(process=POD))
     assert (unseen.status, "hostPID" in unseen.found) == (NOTE, True)
-
-
-def test_released_gpus_keep_their_nodes_closed():
-    [found] = examine("device-nodes", facts(nodes=replace(nodes(), nodes={})))
-    assert found.status is SKIPPED
-    assert "maintenance" in found.found
 
 
 def test_rights_are_those_of_the_options_that_are_on():
@@ -149,7 +140,7 @@ def test_rights_are_those_of_the_options_that_are_on():
         "node_labels": "api",
         "config_file_srcdir": "/configs",
     }
-    said = {str(right): (right.needed_by, right.name) for right in needed(facts(options=on).settings)}
+    said = {str(right): (right.needed_by, right.name) for right in needed_rights(made_up(options=on).settings)}
     assert said == {
         "get on nodes": ("--config-file-srcdir", "n"),
         "watch on nodes": ("--config-file-srcdir", "n"),
@@ -161,4 +152,4 @@ def test_rights_are_those_of_the_options_that_are_on():
         "patch on nodes/status": ("--node-condition", "n"),
         "patch on nodes": ("--node-taint", "n"),
     }
-    assert needed(facts().settings) == ()
+    assert needed_rights(made_up().settings) == ()

@@ -1,4 +1,4 @@
-"""Work in a child process: its result, its end, and what holds it. Each in a fresh interpreter without other threads."""
+"""Work in a child process: its result, its end, and its hanging. Each in a fresh interpreter without other threads."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def test_the_result_of_another_process(code, words):
 
 
 def test_what_is_stuck_is_not_waited_for():
-    """A stopped process stands for one that the kernel holds: it has answered, and does not end."""
+    """A stopped process, in place of a process that the kernel holds: it has answered, and does not end."""
     stuck = """
 def stop_once_told():
     leave = os._exit

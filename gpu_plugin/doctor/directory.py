@@ -5,23 +5,52 @@ import re
 import stat
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.doctor.facts import Directory
+from gpu_plugin.doctor.finding import Finding, note
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
-def directory(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Directory:
+class Directory(msgspec.Struct, frozen=True):
+    """A directory. `error` is the system's text if stat(2) failed; empty if it worked, or if there is no such directory.
+
+    `writable` is for this process. `removed` is True if the directory was removed on the host and is still mounted here.
+    `mount` and `filesystem` are the mount point and the type of its file system. `free_bytes` and `free_inodes` are -1 if the
+    file system does not report them. For a missing directory, these fields and `writable` are of the nearest parent directory.
+    """
+
+    path: str
+    there: bool = True
+    is_directory: bool = True
+    error: str = ""
+    writable: bool = True
+    read_only: bool = False
+    removed: bool = False
+    mode: int = 0o755
+    mount: str = "/"
+    filesystem: str = ""
+    free_bytes: int = -1
+    free_inodes: int = -1
+
+
+def read_directory(path: str, root: Path) -> Directory:
     """Return the directory at this path. Does not raise if it is missing, or is not a directory."""
     try:
         there = os.stat(path)  # noqa: PTH116 - a single call, for a consistent result
     except (FileNotFoundError, NotADirectoryError):
-        return _absent(path, mounts)
+        above = Path(path).parent
+        while not above.exists() and above != above.parent:
+            above = above.parent
+        known = read_directory(str(above), root)
+        return replace(
+            known, path=path, there=False, is_directory=False, writable=known.writable and known.is_directory
+        )
     except OSError as error:
         return Directory(path, error=error.strerror or str(error))
     space = os.statvfs(path)
-    mount, filesystem = _mounted_on(os.path.realpath(path), mounts)
+    mount, filesystem = _mounted_on(os.path.realpath(path), root / "proc/self/mountinfo")
     return Directory(
         path,
         is_directory=stat.S_ISDIR(there.st_mode),
@@ -36,20 +65,9 @@ def directory(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Directo
     )
 
 
-def cdi_conflicts(path: str) -> tuple[str, ...]:
-    """Return a sentence for each device of this plugin that two files of a directory define, so that runtimes refuse it."""
-    from gpu_plugin.containers.cdi_files.files import NameConflicts  # noqa: PLC0415 - only CDI needs it
-
-    return tuple(NameConflicts(Path(path)).find().values())
-
-
-def _absent(path: str, mounts: Path) -> Directory:
-    """Return a missing directory. `writable` is True if it can be created in its nearest parent directory."""
-    above = Path(path).parent
-    while not above.exists() and above != above.parent:
-        above = above.parent
-    known = directory(str(above), mounts)
-    return replace(known, path=path, there=False, is_directory=False, writable=known.writable and known.is_directory)
+def unwritable_by(uid: int, path: str) -> Finding:
+    """Return the finding that this user may not write to a directory, although the daemon may."""
+    return note(f"{path} cannot be written by uid {uid}", "run doctor as root to see what the daemon may do")
 
 
 def _mounted_on(path: str, mounts: Path) -> tuple[str, str]:

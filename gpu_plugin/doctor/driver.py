@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from gpu_plugin.containers.host_view import kernel_driver_version
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.devices.nvml_h import FabricState
-from gpu_plugin.doctor.facts import Driver, Gpu, KernelModule
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml.mig import mig_mode
 from gpu_plugin.nvml.platforms.choice import Platform
@@ -21,19 +22,67 @@ T = TypeVar("T")
 _VERSIONED = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
 
 
-def kernel_module(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> KernelModule:
+class Gpu(msgspec.Struct, frozen=True):
+    """The driver's values of one GPU, None for an unreported value. `trouble` is the driver's error, empty for none.
+
+    `mig_pending` is the MIG mode after the next reset if it changes then, `vgpu_licensed` whether a vGPU has its license.
+    `compute_mode` is nvmlComputeMode_t. `nvswitch` is True if an NVLink of the GPU leads to a switch. A GPU without NVLinks has
+    no `fabric`, even if the driver reports one: a GPU that was passed through alone waits for no fabric.
+    """
+
+    index: int
+    uuid: str = ""
+    bus_id: str = ""
+    minor: int | None = None
+    model: str = ""
+    mig: bool = False
+    mig_pending: bool | None = None
+    vgpu_licensed: bool | None = None
+    persistence: bool | None = None
+    fabric: Fabric | None = None
+    nvswitch: bool = False
+    compute_mode: int | None = None
+    trouble: str = ""
+
+
+class Driver(msgspec.Struct, frozen=True):
+    """The result of opening the driver's library: `code` is the nvmlReturn_t, `trouble` its text, empty if it is open.
+
+    `library` is the path of the loaded file, empty for none. `version` is the version that the driver reports, or else that in
+    the file's name. `count` is the number of GPUs, -1 if the driver does not report it; `count_trouble` is the reason.
+    """
+
+    code: int = 0
+    trouble: str = ""
+    library: str = ""
+    version: str = ""
+    platform: Platform = Platform.NVML
+    count: int = 0
+    count_trouble: str = ""
+    gpus: tuple[Gpu, ...] = ()
+
+
+class KernelModule(msgspec.Struct, frozen=True):
+    """The driver's kernel module: whether it is loaded, its version (empty if unknown), and whether nouveau is loaded."""
+
+    loaded: bool
+    version: str = ""
+    nouveau: bool = False
+
+
+def read_module(root: Path) -> KernelModule:
     """Return the state of the driver's kernel module."""
-    version = kernel_driver_version(proc)
-    module = sys / "module/nvidia"
+    modules = root / "sys/module"
+    version = kernel_driver_version(root / "proc")
     if not version:
         try:
-            version = (module / "version").read_text()[:64].strip()
+            version = (modules / "nvidia/version").read_text()[:64].strip()
         except OSError:
             version = ""
-    return KernelModule(bool(version) or module.exists(), version, (sys / "module/nouveau").exists())
+    return KernelModule(bool(version) or (modules / "nvidia").exists(), version, (modules / "nouveau").exists())
 
 
-def opened(hardware: Hardware) -> Driver:
+def open_driver(hardware: Hardware) -> Driver:
     """Open the driver and count its GPUs. The driver stays open."""
     driver = hardware.driver
     try:
@@ -50,14 +99,7 @@ def opened(hardware: Hardware) -> Driver:
         return Driver(library=library, version=version, platform=platform, count=-1, count_trouble=str(error))
 
 
-def _platform(driver: Port) -> str:
-    chosen = getattr(driver, "chosen", driver)
-    if isinstance(chosen, WslDriver):
-        return Platform.WSL
-    return Platform.TEGRA if isinstance(chosen, TegraDriver) else Platform.NVML
-
-
-def described(driver: Port, index: int) -> Gpu:
+def describe_gpu(driver: Port, index: int) -> Gpu:
     """Return the driver's values of the GPU with this index."""
     try:
         handle = driver.handle_by_index(index)
@@ -83,6 +125,13 @@ def described(driver: Port, index: int) -> Gpu:
     )
 
 
+def _platform(driver: Port) -> Platform:
+    chosen = getattr(driver, "chosen", driver)
+    if isinstance(chosen, WslDriver):
+        return Platform.WSL
+    return Platform.TEGRA if isinstance(chosen, TegraDriver) else Platform.NVML
+
+
 def _leads_to_switch(driver: Port, handle: Handle, links: tuple[bool, ...], fabric: Fabric | None) -> bool:
     """Return True if the first active NVLink leads to a switch. If the driver does not say, a fabric to join proves it."""
     up = next((link for link, active in enumerate(links) if active), None)
@@ -100,6 +149,6 @@ def _or_none(ask: Callable[..., T], *arguments: object) -> T | None:
 
 
 def _version_of(library: str) -> str:
-    """Return the version in the name of the library's file, after following links; empty if there is none."""
+    """Return the version in the name of the library's file, after following links; empty if the name has no version."""
     found = _VERSIONED.search(str(Path(library).resolve())) if library else None
     return found[1] if found else ""

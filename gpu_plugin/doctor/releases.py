@@ -1,12 +1,10 @@
-"""Read a daemon's state directory without changing it: the released GPUs, and the state of a simulated node."""
+"""Read the released GPUs of a daemon's state directory without changing it."""
 
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.config.settings import Settings
-from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.health.signals import orders
 from gpu_plugin.runtime.regular_file import open_file
@@ -52,14 +50,3 @@ def _indices(state_dir: Path) -> dict[str, str]:
     except (OSError, ValueError, RecursionError):
         return {}
     return {gpu.uuid: str(gpu.index) for gpu in known.gpus}
-
-
-def simulated(settings: Settings) -> Hardware:
-    """Return the node of `--simulate`, with the faults in the state directory. Raises ConfigError if it cannot be loaded."""
-    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415 - only simulated nodes need it
-    from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
-    from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
-    from gpu_plugin.simulation.profile import load  # noqa: PLC0415
-
-    node = SimulatedNode(load(settings.simulate), Path(settings.state_dir), keep=False)
-    return Hardware(SimulatedDriver(node), SimulatedHost(node), None, library=lambda: "simulated")

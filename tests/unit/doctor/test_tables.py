@@ -1,0 +1,471 @@
+"""Checks as tables: the facts that differ from a healthy node, and the verdict."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpu_plugin.containers.strategy_choice import KubeletEvidence, NodeEvidence
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.doctor.checks.mps import Mps
+from gpu_plugin.doctor.daemon import Daemon
+from gpu_plugin.doctor.directory import Directory
+from gpu_plugin.doctor.driver import Driver, KernelModule
+from gpu_plugin.doctor.finding import Unknown, failed
+from gpu_plugin.doctor.pod_resources import PodResources
+from gpu_plugin.health.observation import Fabric
+from gpu_plugin.mps.foreign import Answer, Signs, why_down
+from gpu_plugin.mps.readiness import ready
+from gpu_plugin.nvml.platforms.choice import Platform
+from tests.unit.doctor.made_up import (
+    DIR,
+    FAILED,
+    GPU,
+    HUNG,
+    NOTE,
+    OK,
+    POD,
+    SKIPPED,
+    USER,
+    WARNING,
+    Row,
+    absent,
+    driver,
+    gpu,
+    judge,
+    status,
+)
+
+NO_DRIVER = Driver(int(Return.LIBRARY_NOT_FOUND), "dlopen: no libnvidia-ml.so.1", count=0)
+JOINED, STARTING = Fabric(3, 0, summary=1), Fabric(2)
+OLD_SWITCHED = driver(gpu(0, nvswitch=True, fabric=None))
+CDI = {"device_list_strategy": "cdi-cri"}
+LABELS = {"node_labels": "file"}
+STATE = Directory("/s", mode=0o700, filesystem="ext4", free_bytes=2**40, free_inodes=2**20)
+NOT_CDI = NodeEvidence(kubelet=KubeletEvidence(package="1.27.1"), sockets=("/run/containerd/containerd.sock",))
+SICK = {"index": 3, "uuid": "GPU-3", "state": "unhealthy", "reasons": ["Xid 79 (fell off the bus)"], "signals": {}}
+CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
+LOST = {GPU: {"registered": False, "since": None, "why": "waiting for the kubelet", "endpoint": ""}}
+
+
+def unwell(**more: Any) -> dict[str, Any]:
+    return {"daemon": Daemon(status(**more))}
+
+
+def unhealthy(why: str) -> dict[str, Any]:
+    return unwell(resources={"r": {"devices": 2, "healthy": 0, "retired": 0, "reasons": [why]}})
+
+
+TABLE: list[Row] = [
+    ("configuration", {}, OK, ("no file",)),
+    (
+        "configuration",
+        {"configuration": "c.yaml:2: unknown key"},
+        FAILED,
+        ("c.yaml:2", "flags and environment", "validate"),
+    ),
+    (
+        "configuration",
+        {"configuration": Unknown("c.yaml: no answer within 1 s", hung=True)},
+        FAILED,
+        ("c.yaml: no answer", "flags and environment", "state D"),
+    ),
+    (
+        "configuration",
+        {"options": {"config_file_srcdir": "/configs", "node_name": "n"}},
+        NOTE,
+        ("label", "/configs", "--config-file"),
+    ),
+    ("configuration", {"file": "/configs/a.yaml"}, OK, ("/configs/a.yaml can be used",)),
+    ("configuration", {"options": {"default_config": "a"}}, WARNING, ("--default-config", "no effect")),
+    ("permissions", {}, OK, ("uid 0", "all capabilities", "on the host")),
+    (
+        "permissions",
+        {"process": replace(POD, capabilities=1 << 21)},
+        OK,
+        ("uid 0, the capability SYS_ADMIN, a seccomp filter",),
+    ),
+    (
+        "permissions",
+        {"process": replace(POD, capabilities=0xA80425FB)},
+        OK,
+        ("the capabilities CHOWN, DAC_OVERRIDE, FOWNER,", "MKNOD, AUDIT_WRITE, SETFCAP"),
+    ),
+    (
+        "permissions",
+        {"process": replace(POD, capabilities=(1 << 41) - 1 & ~(1 << 25))},
+        OK,
+        ("all capabilities but SYS_TIME",),
+    ),
+    ("permissions", {"process": USER}, NOTE, ("uid 1000", "as root")),
+    ("permissions", {"process": POD}, OK, ("no capability", "a seccomp filter", "read-only root", "in a container")),
+    ("permissions", {"process": POD, "options": {"mig_strategy": "single"}}, WARNING, ("SYS_ADMIN", "MIG monitoring")),
+    ("security-modules", {}, OK, ("neither SELinux nor AppArmor",)),
+    (
+        "security-modules",
+        {"process": replace(POD, selinux="enforcing", label="system_u:system_r:container_t:s0:c1,c2")},
+        NOTE,
+        ("enforcing", "container_t", "ausearch"),
+    ),
+    (
+        "security-modules",
+        {"process": replace(POD, selinux="enforcing", label="system_u:system_r:spc_t:s0")},
+        OK,
+        ("spc_t",),
+    ),
+    ("security-modules", {"process": replace(POD, label="cri-containerd.apparmor.d (enforce)")}, OK, ("AppArmor",)),
+    ("driver-library", {}, OK, ("/usr/lib64/libnvidia-ml.so.1", "580.95.05")),
+    (
+        "driver-library",
+        {"driver": NO_DRIVER},
+        FAILED,
+        ("no libnvidia-ml.so.1 below /driver-root, /", "install the NVIDIA"),
+    ),
+    (
+        "driver-library",
+        {"driver": Driver(9, "nvmlInit: driver not loaded (9)", "/l/libnvidia-ml.so.1")},
+        FAILED,
+        ("driver not loaded", "modprobe nvidia", "privileged"),
+    ),
+    (
+        "driver-library",
+        {"driver": Driver(18, "nvmlInit: mismatch (18)", "/l")},
+        FAILED,
+        ("mismatch", "driver-versions"),
+    ),
+    ("driver-library", {"driver": Driver(4, "nvmlInit: no permission (4)", "/l")}, FAILED, ("as root",)),
+    ("driver-library", {"driver": Driver(999, "nvmlInit: unknown (999)", "/l")}, FAILED, ("kernel log",)),
+    ("driver-library", {"driver": HUNG}, FAILED, ("does not open", "reboot")),
+    ("driver-library", {"driver": Unknown("GPU 1 is released")}, SKIPPED, ("released", "")),
+    ("driver-library", {"driver": driver(platform=Platform.WSL)}, NOTE, ("WSL",)),
+    ("driver-library", {"driver": driver(count=-1, count_trouble="unknown (999)")}, FAILED, ("how many GPUs",)),
+    ("driver-versions", {}, OK, ("both of version 580.95.05",)),
+    (
+        "driver-versions",
+        {"module": KernelModule(True, "575.57")},
+        FAILED,
+        ("library is of version 580.95.05", "module of 575.57", "reboot"),
+    ),
+    ("driver-versions", {"module": KernelModule(False)}, FAILED, ("not loaded", "modprobe")),
+    ("driver-versions", {"module": KernelModule(False, nouveau=True)}, FAILED, ("nouveau", "blacklist")),
+    ("driver-versions", {"module": KernelModule(True)}, SKIPPED, ("/proc/driver/nvidia/version",)),
+    ("driver-versions", {"driver": NO_DRIVER}, OK, ("kernel module 580.95.05",)),
+    ("driver-versions", {"driver": driver(platform=Platform.TEGRA)}, SKIPPED, ("tegra",)),
+    ("driver-versions", {"options": {"simulate": "hgx-h100"}}, SKIPPED, ("simulated",)),
+    ("gpus", {}, OK, ("all 2 answer", "NVIDIA H100")),
+    ("gpus", {"driver": driver(gpu(0), gpu(1, trouble="GPU is lost (15)"))}, FAILED, ("GPU 1 does not answer", "lost")),
+    ("gpus", {"driver": driver(), "pci_gpus": {}}, FAILED, ("finds no GPU", "lspci")),
+    (
+        "gpus",
+        {"driver": driver(gpu(0)), "pci_gpus": {"0000:10:00.0": "", "0000:1b:00.0": "nouveau"}},
+        WARNING,
+        ("0000:1b:00.0", "nouveau"),
+    ),
+    (
+        "gpus",
+        {"driver": driver(gpu(0)), "pci_gpus": {"0000:10:00.0": "", "0000:1b:00.0": "vfio-pci"}},
+        OK,
+        ("answers",),
+    ),
+    ("gpus", {"driver": NO_DRIVER}, SKIPPED, ("0000:10:00.0 (nvidia)",)),
+    ("gpus", {"driver": NO_DRIVER, "pci_gpus": Unknown("no bus")}, SKIPPED, ("not open",)),
+    (
+        "device-nodes",
+        {},
+        OK,
+        ("/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools and the device nodes of 2 GPUs",),
+    ),
+    ("device-nodes", {"driver": driver(platform=Platform.WSL)}, SKIPPED, ("platform",)),
+    (
+        "device-nodes",
+        {"options": {"simulate": "t4-4"}, "device_roots": HUNG},
+        FAILED,
+        ("no answer within 10 s", "state D"),
+    ),
+    ("device-nodes", {"/dev/nvidia1": HUNG}, FAILED, ("/dev/nvidia1: opening it: no answer", "hangs")),
+    ("device-nodes", {f"/dev/nvidia{i}": failed("x", "y") for i in (0, 1)}, FAILED, ("/dev/nvidia0, /dev/nvidia1: x",)),
+    ("device-nodes", {"released": ("1",), "driver": Unknown("GPU 1 is released")}, SKIPPED, ("maintenance",)),
+    ("device-nodes", {"released": HUNG, "driver": HUNG}, SKIPPED, ("not known",)),
+    ("persistence-mode", {}, OK, ("on",)),
+    (
+        "persistence-mode",
+        {"driver": driver(gpu(0), gpu(1, persistence=False), gpu(2, persistence=False))},
+        WARNING,
+        ("GPUs 1, 2", "nvidia-persistenced"),
+    ),
+    ("persistence-mode", {"driver": driver(gpu(0, persistence=None))}, SKIPPED, ("no GPU reports",)),
+    ("persistence-mode", {"driver": NO_DRIVER}, SKIPPED, ("not open",)),
+    ("fabric-manager", {}, OK, ("not needed",)),
+    ("fabric-manager", {"driver": NO_DRIVER}, SKIPPED, ("not open",)),
+    (
+        "fabric-manager",
+        {"driver": driver(gpu(0, nvswitch=True, fabric=JOINED), gpu(1, nvswitch=True, fabric=JOINED))},
+        OK,
+        ("joined",),
+    ),
+    (
+        "fabric-manager",
+        {"driver": driver(*(gpu(i, nvswitch=True, fabric=STARTING) for i in range(3)))},
+        FAILED,
+        ("GPU 0, 1, 2", "error 802", "nvidia-fabricmanager"),
+    ),
+    (
+        "fabric-manager",
+        {"driver": driver(*(gpu(i, nvswitch=i != 3, fabric=JOINED if i != 3 else Fabric(0)) for i in range(8)))},
+        WARNING,
+        ("GPU 3", "7 other GPUs"),
+    ),
+    (
+        "fabric-manager",
+        {"driver": driver(gpu(0, nvswitch=True, fabric=JOINED), gpu(1, fabric=None), gpu(2, fabric=None))},
+        WARNING,
+        ("GPU 1, 2", "1 other GPU"),
+    ),
+    (
+        "fabric-manager",
+        {"driver": driver(gpu(0, nvswitch=True, fabric=JOINED), gpu(1, fabric=None, model="NVIDIA L4"))},
+        OK,
+        ("joined",),
+    ),
+    (
+        "fabric-manager",
+        {"driver": driver(gpu(0, nvswitch=True, fabric=JOINED), gpu(1, fabric=None, mig=True))},
+        OK,
+        ("joined",),
+    ),
+    (
+        "fabric-manager",
+        {"driver": driver(gpu(0, nvswitch=True, fabric=STARTING))},
+        FAILED,
+        ("NVreg_NvLinkDisable=1", "virtual machine"),
+    ),
+    ("fabric-manager", {"driver": driver(gpu(0, nvswitch=True, fabric=STARTING, mig=True))}, FAILED, ("does not run",)),
+    ("fabric-manager", {"driver": OLD_SWITCHED, "switches": 2}, FAILED, ("2 NVSwitches", "does not run")),
+    ("fabric-manager", {"driver": OLD_SWITCHED, "fabric_manager": "process 77"}, OK, ("process 77",)),
+    ("fabric-manager", {"driver": OLD_SWITCHED, "fabric_manager": "/run/s"}, OK, ("/run/s",)),
+    ("fabric-manager", {"driver": OLD_SWITCHED, "process": POD}, NOTE, ("cannot be seen", "systemctl status")),
+    ("fabric-manager", {"driver": NO_DRIVER, "switches": 2}, FAILED, ("2 NVSwitches",)),
+    ("imex-channels", {}, SKIPPED, ("--imex-channel-ids",)),
+    ("imex-channels", {"options": {"imex_channel_ids": "0"}}, WARNING, ("channel0", "do not get", "nvidia-imex")),
+    ("imex-channels", {"options": {"imex_channel_ids": "0", "imex_required": True}}, FAILED, ("does not start",)),
+    ("imex-channels", {"options": {"imex_channel_ids": "auto"}}, OK, ("pods get no channel",)),
+    (
+        "imex-channels",
+        {"options": {"imex_channel_ids": "0", "imex_required": True}, "imex_channels": {CHANNEL}},
+        OK,
+        ("exists",),
+    ),
+    (
+        "imex-channels",
+        {"options": {"imex_channel_ids": "0"}, "imex_channels": HUNG},
+        WARNING,
+        ("no answer within 10 s",),
+    ),
+    ("mps", {}, SKIPPED, ("no trace",)),
+    ("mps", {"mps": Mps(((8, "nvidia-cuda-mps-"),))}, WARNING, ("process 8", "no resource is shared", "quit")),
+    ("mps", {"mps": Mps((), {"/m/nvidia.com/gpu": True}, "/m")}, WARNING, ("/m/nvidia.com/gpu",)),
+    ("mps", {"mps": Mps((), {"/m/nvidia.com/gpu": False}, "/m")}, NOTE, ("cleanup --mps --mps-root /m",)),
+    ("mps", {"driver": driver(gpu(0), gpu(1, compute_mode=3))}, WARNING, ("GPU 1", "-c DEFAULT")),
+    ("mps", {"mps": HUNG}, WARNING, ("no answer within 10 s",)),
+    ("state-directory", {}, OK, ("ext4", "10240 MiB free")),
+    ("state-directory", {"state": replace(absent(STATE), writable=True)}, OK, ("once it is made",)),
+    (
+        "state-directory",
+        {"state": replace(STATE, filesystem="tmpfs", mount="/run")},
+        WARNING,
+        ("next boot", "--state-dir"),
+    ),
+    ("state-directory", {"state": replace(STATE, filesystem="overlay"), "process": POD}, WARNING, ("hostPath",)),
+    ("state-directory", {"state": replace(STATE, filesystem="overlay")}, OK, ()),
+    ("state-directory", {"state": replace(STATE, free_bytes=2**20)}, WARNING, ("1 MiB", "make room")),
+    ("state-directory", {"state": replace(STATE, free_bytes=0)}, FAILED, ("0 MiB",)),
+    ("state-directory", {"state": replace(STATE, free_inodes=0)}, FAILED, ("0 files",)),
+    ("state-directory", {"state": replace(STATE, mode=0o777)}, WARNING, ("0777", "chmod go-w /s")),
+    ("state-directory", {"state": replace(STATE, read_only=True, writable=False)}, FAILED, ("read-only", "cordons")),
+    ("state-directory", {"state": replace(STATE, writable=False)}, FAILED, ("even by root",)),
+    ("state-directory", {"state": replace(STATE, writable=False), "process": USER}, NOTE, ("uid 1000",)),
+    ("state-directory", {"state": replace(STATE, error="Permission denied"), "process": USER}, NOTE, ("as root",)),
+    ("state-directory", {"state": replace(STATE, error="Input/output error")}, FAILED, ("kernel log",)),
+    ("state-directory", {"state": replace(STATE, is_directory=False)}, FAILED, ("not a directory",)),
+    ("state-directory", {"state": HUNG}, FAILED, ("no answer within 10 s", "state D")),
+    ("kubelet-directory", {}, OK, (DIR,)),
+    ("kubelet-directory", {"kubelet_directory": (absent(Directory(DIR)), False)}, FAILED, ("no directory", "mount")),
+    ("kubelet-directory", {"kubelet_directory": (Directory(DIR), False)}, NOTE, ("kubelet_internal_checkpoint",)),
+    ("kubelet-directory", {"kubelet_directory": (Directory(DIR, removed=True), False)}, FAILED, ("delete this pod",)),
+    (
+        "kubelet-directory",
+        {"kubelet_directory": (Directory(DIR, writable=False), False)},
+        FAILED,
+        ("even by root", "SELinux"),
+    ),
+    (
+        "kubelet-directory",
+        {"kubelet_directory": (Directory(DIR, writable=False), False), "process": USER},
+        NOTE,
+        ("uid 1000",),
+    ),
+    ("kubelet-directory", {"kubelet_directory": (Directory(DIR, read_only=True), False)}, FAILED, ("read-only",)),
+    (
+        "kubelet-directory",
+        {"kubelet_directory": (Directory(DIR, error="Stale file handle"), False)},
+        FAILED,
+        ("Stale",),
+    ),
+    ("kubelet-directory", {"kubelet_directory": HUNG}, FAILED, (DIR, "state D")),
+    ("kubelet-socket", {"options": {"kubelet_socket": ""}}, NOTE, ("--kubelet-socket",)),
+    ("kubelet-socket", {"kubelet_socket": HUNG}, FAILED, ("kubelet.sock", "restart the kubelet")),
+    ("other-plugins", {}, OK, ("no other plugin",)),
+    ("other-plugins", {"other_plugins": ["nvidia-gpu.sock", "x.sock"]}, WARNING, ("nvidia-gpu.sock", "remove one")),
+    ("other-plugins", {"other_plugins": ["kvm.sock"]}, NOTE, ("kvm.sock",)),
+    ("other-plugins", {"other_plugins": Unknown("it is a file")}, SKIPPED, ("cannot be listed",)),
+    ("pod-resources", {}, OK, ("4 ms", "3 devices")),
+    (
+        "pod-resources",
+        {"pod_resources": PodResources("/p", absent=True, trouble="no")},
+        WARNING,
+        ("there is no /p", "mount"),
+    ),
+    (
+        "pod-resources",
+        {"pod_resources": PodResources("/p", trouble="/p refused: UNAVAILABLE")},
+        WARNING,
+        ("UNAVAILABLE",),
+    ),
+    ("pod-resources", {"pod_resources": PodResources("/p", 2.5)}, WARNING, ("2500 ms", "slow")),
+    ("pod-resources", {"pod_resources": HUNG}, WARNING, ("no answer within 10 s",)),
+    ("container-runtime", {}, OK, ("envvar", "cdi-cri would work, too")),
+    ("container-runtime", {"evidence": NOT_CDI}, OK, ("NVIDIA's container runtime", "1.27.1")),
+    ("container-runtime", {"options": CDI}, OK, ("cdi-cri", "containerd 2")),
+    ("container-runtime", {"options": CDI, "evidence": NOT_CDI}, WARNING, ("1.27.1", "enable_cdi")),
+    ("container-runtime", {"options": CDI, "evidence": NodeEvidence(trouble="not mounted")}, SKIPPED, ("not mounted",)),
+    ("container-runtime", {"options": {"device_list_strategy": "auto"}}, OK, ("auto chooses cdi-cri",)),
+    ("container-runtime", {"options": {"device_list_strategy": "auto"}, "evidence": NOT_CDI}, OK, ("chooses envvar",)),
+    ("cdi-directory", {}, SKIPPED, ("envvar",)),
+    ("cdi-directory", {"options": CDI}, OK, ("/var/run/cdi",)),
+    (
+        "cdi-directory",
+        {"options": CDI, "cdi_directory": Directory("/var/run/cdi", mode=0o777)},
+        WARNING,
+        ("/var/run/cdi", "0777", "chmod go-w"),
+    ),
+    (
+        "cdi-directory",
+        {"options": CDI, "cdi_conflicts": ("gpu=0 is in /c/a and in /c/b",)},
+        FAILED,
+        ("1 CDI device", "/c/a", "cdi list"),
+    ),
+    ("cdi-directory", {"options": {"device_list_strategy": "auto"}}, OK, ("/var/run/cdi",)),
+    ("cdi-directory", {"options": {"device_list_strategy": "auto"}, "evidence": NOT_CDI}, SKIPPED, ("envvar",)),
+    (
+        "cdi-directory",
+        {"options": CDI, "cdi_directory": Directory("/c", read_only=True, writable=False)},
+        FAILED,
+        ("read-only", "Unhealthy"),
+    ),
+    (
+        "cdi-directory",
+        {"options": CDI, "cdi_directory": Directory("/c", writable=False), "process": USER},
+        NOTE,
+        ("uid 1000",),
+    ),
+    (
+        "cdi-directory",
+        {"options": CDI, "cdi_directory": Directory("/c", filesystem="overlay"), "process": POD},
+        WARNING,
+        ("no runtime of the node sees", "mount"),
+    ),
+    ("cdi-directory", {"options": CDI, "cdi_directory": HUNG}, FAILED, ("state D",)),
+    ("cdi-directory", {"cdi_directory": HUNG}, SKIPPED, ("envvar",)),
+    ("daemon", {}, OK, ("version 1.2.3", "process 7")),
+    ("daemon", {"daemon": Daemon(trouble="no daemon answers at /s")}, NOTE, ("no daemon answers", "systemctl status")),
+    ("daemon", {"daemon": Daemon(trouble="denied", forbidden=True), "process": USER}, NOTE, ("denied", "as root")),
+    (
+        "daemon",
+        {"daemon": Daemon(trouble="this daemon waits: another one", refused=True)},
+        FAILED,
+        ("another one", "one daemon"),
+    ),
+    ("daemon", unwell(health={"gpus": [SICK]}), FAILED, ("GPU 3 (GPU-3)", "Xid 79", "explain --gpu 3")),
+    (
+        "daemon",
+        unwell(missing=[{"name": "GPU 0000:1b:00.0", "uuid": "GPU-3", "why": "it is away"}]),
+        FAILED,
+        ("0000:1b:00.0 is missing", "uncordon --gpu GPU-3 --override"),
+    ),
+    (
+        "daemon",
+        unwell(driver={"trouble": "", "answered": True, "restart": "a call hangs"}),
+        FAILED,
+        ("a call hangs", "systemctl restart gpu-plugin"),
+    ),
+    (
+        "daemon",
+        unhealthy("its MPS daemon is down: gone"),
+        FAILED,
+        ("MPS daemon is down: gone", "the log of `gpu-plugin mps`"),
+    ),
+    *(
+        ("daemon", unhealthy(why), FAILED, ("MPS daemon is down", remedy))
+        for why, remedy in (
+            (ready(Path("/nowhere"), "r"), "mps.enabled"),
+            (why_down(Signs((1,)), Answer(Signs((1,)), 0.0, trouble="silent")), "restart the program"),
+        )
+    ),
+    ("daemon", unwell(waiting="another daemon uses it"), FAILED, ("another daemon", "status")),
+    (
+        "daemon",
+        unwell(kubelet={"socket": "/k/kubelet.sock", "directory": "/k", "resources": {}}),
+        WARNING,
+        ("/k", DIR, "options"),
+    ),
+    (
+        "daemon",
+        unwell(cdi={"trouble": "", "complaints": ["/tmp/nvidia-mps is left out: a link"]}),
+        WARNING,
+        ("/tmp/nvidia-mps is left out", "docs/containers.md"),
+    ),
+    ("daemon", {"daemon": HUNG}, FAILED, ("no answer within 10 s", "SIGUSR2", "restart gpu-plugin")),
+    (
+        "daemon",
+        {"daemon": Daemon(trouble="no daemon answers at /s", abandoned=True)},
+        FAILED,
+        ("killed", "no GPU", "gpu-plugin cleanup"),
+    ),
+    ("registration", {}, OK, (GPU,)),
+    (
+        "registration",
+        unwell(kubelet={"socket": "/k", "directory": DIR, "resources": LOST}),
+        FAILED,
+        (GPU, "waiting for the kubelet"),
+    ),
+    ("registration", unwell(kubelet={"socket": "", "directory": DIR, "resources": {}}), NOTE, ("--kubelet-socket",)),
+    ("registration", unwell(kubelet={"socket": "/k", "resources": {}}), FAILED, ("no resource",)),
+    ("registration", {"pod_resources": PodResources("/p", 0.1)}, WARNING, ("no healthy device", "other-plugins")),
+    ("registration", {"pod_resources": PodResources("/p", trouble="away")}, OK, (GPU,)),
+    ("registration", {"daemon": Daemon(trouble="none")}, NOTE, ("other plugins", f"2 of {GPU}")),
+    ("registration", {"daemon": Daemon(trouble="none"), "pod_resources": HUNG}, SKIPPED, ("no daemon",)),
+    ("registration", {"daemon": HUNG}, SKIPPED, ("the daemon hangs",)),
+    ("kubernetes-api", {}, SKIPPED, ("no enabled option",)),
+    ("kubernetes-api", {"options": {"node_condition": True, "node_name": "n"}, "api": HUNG}, FAILED, ("no answer",)),
+    ("features-directory", {}, SKIPPED, ("--node-labels",)),
+    ("features-directory", {"options": LABELS}, OK, ("can be written",)),
+    (
+        "features-directory",
+        {"options": LABELS, "features": absent(Directory("/f"))},
+        WARNING,
+        ("no labels", "Node Feature Discovery"),
+    ),
+    (
+        "features-directory",
+        {"options": LABELS, "features": Directory("/f", writable=False)},
+        WARNING,
+        ("cannot be written",),
+    ),
+    ("features-directory", {"options": LABELS, "features": HUNG}, WARNING, ("no answer",)),
+]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row[0])
+def test_facts_come_to_a_verdict(row):
+    judge(row)
