@@ -95,7 +95,7 @@ def test_the_forms_of_a_selected_gpu(written, name):
         ("3b:00.0", "is not a PCI bus id such as"),
         ("0:1", "is not a PCI bus id such as"),
         ("0000:3b:00.9", "is not a PCI bus id such as"),
-        ("a\nb", "has a line break"),
+        ("a\nb", "is not text in one line"),
         ("*" * 256, "is a pattern of 256 characters; at most 255 are allowed"),
     ],
 )

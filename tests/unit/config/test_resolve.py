@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpu_plugin.config.choices import MIG_STRATEGIES
 from gpu_plugin.config.device_names import selected_gpus
-from gpu_plugin.config.document import Document, parse, spell
+from gpu_plugin.config.document import parse, spell
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import chosen, resolve
@@ -440,9 +440,7 @@ def test_a_gpu_both_included_and_excluded_is_a_contradiction():
 
 
 def test_all_faults_are_told_and_the_first_is_the_text():
-    file = Document.of(
-        {"flags": {"migStrategy": "x", "logLevel": "y"}}, "f", {("flags", "migStrategy"): 3, ("flags", "logLevel"): 2}
-    )
+    file = parse(b"flags:\n  logLevel: y\n  migStrategy: x\n", "f")
     with pytest.raises(ConfigError) as caught:
         resolve({"log_format": "z"}, {"NVML_TIMEOUT": "1y"}, file)
     assert [(fault.source, fault.line) for fault in caught.value.faults] == [

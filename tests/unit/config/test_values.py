@@ -107,7 +107,7 @@ def test_choices_are_kept_in_order_and_each_once():
         ("A", "'A' is not one of a, b"),
         ("", "needs at least one of a, b"),
         ([], "needs at least one of a, b"),
-        (["a", 1], "1 is not text"),
+        (["a", 1], "1 is not text in one line"),
     ],
 )
 def test_choices_outside_what_is_allowed(written, reason):
@@ -169,7 +169,7 @@ def test_other_imex_channels_are_refused(written):
 
 @pytest.mark.parametrize("written", ["", "relative/path", "./x", "~", 1, None, ["/"], "/a\nb", "/a\0b"])
 def test_what_is_no_absolute_path(written):
-    with pytest.raises(ValueError, match=r"is not an absolute path|is not text|has a line break"):
+    with pytest.raises(ValueError, match="is not an absolute path"):
         values.path(written)
 
 
@@ -230,7 +230,7 @@ def test_no_address_to_listen_on_is_none():
         ("local host:80", "neither an address nor the name of a host"),
         ("$(POD_IP):80", "neither an address nor the name of a host"),
         ("*:80", "neither an address nor the name of a host"),
-        ("a\n:80", "has a line break"),
+        ("a\n:80", "is not text in one line"),
         (9480, "is not text"),
         (None, "is not text"),
     ],
