@@ -47,14 +47,17 @@ class Running:
 
 @asynccontextmanager
 async def running(source):
-    heard = Listener()
+    source.changed = heard = Listener()
 
-    def changed():
-        source.keep(source.current())  # as the settings of every file here are taken
-        heard()
+    async def take():
+        while True:
+            await heard.wait()
+            heard.clear()
+            source.keep(source.current())  # as the settings of every file here are taken
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(source.run, changed)
+        tasks.start_soon(take)
+        tasks.start_soon(source.run)
         yield Running(source, heard)
         tasks.cancel_scope.cancel()
 
@@ -171,7 +174,7 @@ async def test_a_choice_is_remembered_once_its_settings_are_in_force(api, volume
     def look(label):
         source._label = label
         source._label_known.set()
-        return source._read()[0][2]
+        return source._read()[0].choice
 
     assert look("h100") == Choice("h100")
     assert known.read() is None

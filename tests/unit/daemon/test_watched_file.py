@@ -211,12 +211,13 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch
     path = tmp_path / "config.yaml"
     path.write_text("first")
     read = []
-    listener = Listener()
 
-    def changed():
-        read.append((time.monotonic(), path.read_text()))
-        listener()
+    class Reading(Listener):
+        def set(self):
+            read.append((time.monotonic(), path.read_text()))
+            super().set()
 
+    listener = Reading()
     over = threading.Event()
 
     def storm():
@@ -230,7 +231,7 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch
         path.write_text("the last")
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, changed)
+        tasks.start_soon(watch_file, path, listener)
         await listener.called(1)
         began = time.monotonic()
         await anyio.to_thread.run_sync(storm)
