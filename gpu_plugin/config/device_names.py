@@ -13,8 +13,8 @@ _GPU_UUID = re.compile(f"GPU-{_UUID}", re.IGNORECASE)
 _MIG_UUID = re.compile(rf"MIG-{_UUID}|MIG-GPU-{_UUID}/\d{{1,9}}/\d{{1,9}}", re.IGNORECASE | re.ASCII)
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 
+# The longest pattern of models or profiles. NVML's names have 95 characters at most (NVML_DEVICE_NAME_V2_BUFFER_SIZE).
 MAX_PATTERN = 255
-"""Longest pattern of models or profiles. NVML's names have 95 characters at most (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
 
 LISTED = {
     "anyOf": [

@@ -147,7 +147,6 @@ def parse(
         raise ConfigError.of(
             [_at_offset(written.decode("utf-8", "replace"), error.start, "not UTF-8 text", source)]
         ) from None
-    text = _without_tabs(text)
     try:
         root = _composed(text, limits)
     except yaml.reader.ReaderError as error:
@@ -367,19 +366,6 @@ def _tag(node: Any) -> str:
 
 def _whole(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _without_tabs(text: str) -> str:
-    """Replace tabs in JSON, which YAML does not allow as indentation. A JSON string has no tab."""
-    if "\t" in text and text.lstrip().startswith("{"):
-        import json  # noqa: PLC0415 - only for JSON with tabs
-
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-        return text.replace("\t", " ")
-    return text
 
 
 def _reason(error: Any) -> str:

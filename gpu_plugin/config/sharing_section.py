@@ -111,10 +111,9 @@ class TimeSlicing(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     resources: Annotated[tuple[Row | None, ...], Rows(Row), Doc("what is shared")]
 
 
-class Mps(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Mps(TimeSlicing, frozen=True, kw_only=True, rename="camel"):
     """GPUs shared through MPS."""
 
-    rename_by_default: Annotated[bool, boolean, Doc("offer shared devices as <name>.shared", default=False)] = False
     fail_requests_greater_than_one: Annotated[
         bool, boolean, Doc("refuse a container that asks for more than one", default=True)
     ] = True
@@ -129,10 +128,9 @@ class Sharing(msgspec.Struct, frozen=True, rename="camel"):
     ] = TimeSlicing(resources=())
     mps: Annotated[Mps, Doc("GPUs shared through CUDA's Multi-Process Service")] = Mps(resources=())
 
-    def rows(self) -> Iterator[tuple[Place, str, TimeSlicing | Mps, Row]]:
+    def rows(self) -> Iterator[tuple[Place, str, TimeSlicing, Row]]:
         """Return the valid rows: the place, the strategy, the section and the row."""
-        sections = (("timeSlicing", TIME_SLICING, self.time_slicing), ("mps", MPS, self.mps))
-        for key, strategy, section in sections:
+        for key, strategy, section in (("timeSlicing", TIME_SLICING, self.time_slicing), ("mps", MPS, self.mps)):
             for index, row in enumerate(section.resources):
                 if row is not None:
                     yield ("sharing", key, "resources", index), strategy, section, row
@@ -172,7 +170,7 @@ def shared_resources(
     return tuple(entry.shared for entry in entries), faults
 
 
-def _entry(place: Place, strategy: str, section: TimeSlicing | Mps, row: Row) -> _Entry:
+def _entry(place: Place, strategy: str, section: TimeSlicing, row: Row) -> _Entry:
     several = row.replicas > 1
     by_default = f"{row.name}.shared" if several and section.rename_by_default else row.name
     shared = SharedResource(
