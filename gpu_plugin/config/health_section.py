@@ -36,7 +36,7 @@ def xid_number(written: object) -> int:
 
 
 def _words(name: str, about: Mapping[str, str], verdict: Reading[str]) -> type[msgspec.Struct]:
-    """Return a section with a verdict for each of these names that has a description."""
+    """Return a section with a verdict for each name with a description."""
     fields = [(key.replace("-", "_"), Annotated[str, verdict, Doc(text)], "") for key, text in about.items() if text]
     return msgspec.defstruct(name, fields, rename="kebab", omit_defaults=True, frozen=True)
 

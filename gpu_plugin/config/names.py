@@ -7,7 +7,9 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 DOMAIN = "nvidia.com"  # of every resource name that the operator gives without a domain
 PRESENT = f"{DOMAIN}/gpu.present"  # the label of nodes with a GPU, which NVIDIA's operator and people set
-TIMESTAMP = f"{DOMAIN}/gfd.timestamp"  # the label with the time of the last change of the others: Unix time, whole seconds
+TIMESTAMP = (
+    f"{DOMAIN}/gfd.timestamp"  # the label with the time of the last change of the others: Unix time, whole seconds
+)
 
 
 def whole_name(name: str) -> str:

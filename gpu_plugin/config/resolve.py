@@ -23,7 +23,7 @@ SOCKET_NAME = 35  # bytes of the shortest name of our sockets, with the slash be
 
 
 class _File(msgspec.Struct, frozen=True):
-    """What a file says: the values of options by name, the other settings, its faults, and its remarks, which are no faults."""
+    """The content of a file: values of options by name, the other settings, faults, and remarks, which are no faults."""
 
     document: Document
     options: Mapping[str, object] = {}
@@ -54,19 +54,19 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
     found: dict[str, Any] = {**read.options, **read.sections}
     faults: list[Fault] = []
     unsure: set[str] = set()
-    overruled: set[str] = set()
+    sources: dict[str, str] = {}
     for option in OPTIONS:
         if (given := _given(option, flags, environ)) is not None:
             written, source = given
-            overruled.add(option.name)
+            sources[option.name] = source
             try:
                 found[option.name] = option.parse(written)
             except ValueError as error:
                 faults.append(Fault(str(error), source))
                 unsure.add(option.name)
-    unsure |= {*read.invalid} - overruled
-    remarks, wrong = _remarks_and_faults(read.faults, overruled)
-    unused = () if found.get("config_file_srcdir") else _without_effect(flags, environ)
+    unsure |= {*read.invalid} - sources.keys()
+    remarks, wrong = _remarks_and_faults(read.faults, sources)
+    unused = () if found.get("config_file_srcdir") else _without_effect(sources)
     settings = Settings(**found, remarks=(*remarks, *read.remarks), without_effect=(*unused, *read.without_effect))
     faults += [*wrong, *(fault for fault, names in _contradictions(settings, read) if not names & unsure)]
     if faults:
@@ -122,16 +122,15 @@ def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, st
     return None
 
 
-def _without_effect(flags: Mapping[str, object], environ: Mapping[str, str]) -> Iterator[Fault]:
+def _without_effect(sources: Mapping[str, str]) -> Iterator[Fault]:
     """Return a fault for each flag or variable that chooses a config file although no directory of files is set."""
     reason = (
         "has no effect without --config-file-srcdir (CONFIG_FILE_SRCDIR), which names the directory of config files: no file of "
         "such a directory is in force"
     )
-    for option in OPTIONS:
-        given = _given(option, flags, environ)
-        if given is not None and option.name in {"default_config", "fallback_strategies", "node_label"}:
-            yield Fault(reason, given[1])
+    for name in ("default_config", "fallback_strategies", "node_label"):
+        if name in sources:
+            yield Fault(reason, sources[name])
 
 
 def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:

@@ -2,8 +2,8 @@
 
 The fields of a section's struct are its keys. A field without a default is required. The type of a field is annotated with the
 kind of the value and the documentation: `Annotated[T, kind, Doc]`. A kind is a `Reading` for a value, `Rows`, `Table`, or the
-struct of a section, which may be left out if it is `T`. A row without a valid value for a required key is None, so that the
-other rows keep their index. The options with a key in the file (`settings.OPTIONS`) are keys of their section, too.
+struct of a section, which may be left out if it is `T`. None stands for a row without a valid value for a required key, so that
+the other rows keep their index. The options with a key in the file (`settings.OPTIONS`) are keys of their section, too.
 """
 
 from collections import Counter
@@ -184,7 +184,7 @@ class Reader:
         return f"unknown key; did you mean {near}?" if near else "unknown key"
 
     def _meant(self, place: Place, known: Mapping[str, Key], name: str) -> str:
-        """Return the path that was probably meant, in the same mapping or another mapping; empty if no key is similar."""
+        """Return the path of the most similar key, in the same mapping or another mapping; empty if no key is similar."""
         import difflib  # noqa: PLC0415 - only for unknown keys
 
         def rank(other: Place) -> tuple[int, bool]:

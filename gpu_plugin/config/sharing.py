@@ -10,7 +10,10 @@ from gpu_plugin.config.values import Doc, memory_mib, percentage
 TIME_SLICING = "time-slicing"
 MPS = "mps"
 
-SECTIONS = {"timeSlicing": TIME_SLICING, "mps": MPS}  # the strategy of each key in the section `sharing` of a config file
+SECTIONS = {
+    "timeSlicing": TIME_SLICING,
+    "mps": MPS,
+}  # the strategy of each key in the section `sharing` of a config file
 
 # The values of --shared-devices-allocation-policy, which `placement.shared` implements.
 DISTRIBUTED = "distributed"

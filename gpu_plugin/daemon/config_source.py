@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.config.errors import ConfigError
@@ -43,23 +44,25 @@ class ChosenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastChoice:
-    """Stores the last choice that was in force, since the API server may be unreachable at the next start.
+    """Stores the last choice in force, since the API server may be unreachable at the next start.
 
     `read` and `write` block as long as the disk does, and never raise.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._choice = ChosenFile(
+            node=settings.node_name, label=settings.node_label, directory=settings.config_file_srcdir, file=NO_FILE
+        )
         self._state = StateDirectory(Path(settings.state_dir))
         self._path = self._state.path / CHOICE_FILE
         self._found: Identity | None = None
-        self.kept: str | None = None  # the file name that is stored for a restart
+        self.kept: str | None = None  # the stored file name
 
     def read(self) -> str | None:
         """Return the stored file name if it was chosen by the same label of the same node from the same directory, else None."""
         known = self._state.read(CHOICE_FILE, ChosenFile)
         self._found = identity(self._path)
-        self.kept = known.file if known is not None and known == self._of(known.file) else None
+        self.kept = known.file if known is not None and known == replace(self._choice, file=known.file) else None
         return self.kept
 
     @property
@@ -73,24 +76,18 @@ class LastChoice:
         After a failure the former choice is removed, too. With the former choice the next process would serve a configuration
         that the operator no longer wants; without a choice it serves nothing until it knows the label.
         """
-        self.kept = file if self._state.write(CHOICE_FILE, self._of(file)) else None
+        self.kept = file if self._state.write(CHOICE_FILE, replace(self._choice, file=file)) else None
         if self.kept is None:
             with suppress(OSError):
                 self._path.unlink()
         self._found = identity(self._path)
 
-    def _of(self, file: str) -> ChosenFile:
-        settings = self._settings
-        return ChosenFile(
-            node=settings.node_name, label=settings.node_label, directory=settings.config_file_srcdir, file=file
-        )
-
 
 class _Seen(msgspec.Struct, frozen=True):
-    """What a read of the directory found.
+    """The result of a read of the directory.
 
     Attributes:
-        label: the value of the node's label; empty if there is none, or if it is not known.
+        label: the value of the node's label; empty without a label, or while the label is not known.
         label_unknown: why the label is not known.
         choice: the chosen file.
         content: the `fingerprint` of the chosen file.
@@ -110,17 +107,11 @@ class ConfigSource:
         complaint: why the node's label selects no file: it is not known, or its file does not exist; empty if it selects a file.
     """
 
-    def __init__(self, settings: Settings, known: str | None = None) -> None:
-        """`known` is the `fingerprint` of a single file from before it was read. Without it, `run` sets `changed` at once.
-
-        Raises:
-            ConfigError: the settings have a directory, and the Kubernetes client, which reads the label, is not installed, or
-                the file of --kubeconfig is not a kubeconfig.
-        """
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError if a label selects the file, and the Kubernetes client is missing or --kubeconfig is invalid."""
         self.changed = asyncio.Event()
         self.complaint = ""
         self._settings = settings
-        self._known = known
         self._settled = anyio.Event()
         self._file = Path(settings.config_file) if settings.config_file else None
         self._label: str | None = None
@@ -129,7 +120,7 @@ class ConfigSource:
         self._trouble = "the Kubernetes API has not answered yet"
         self._choice = Choice(NO_FILE)
         self._last_choice = LastChoice(settings)
-        self._last: str | None = None  # the file in force or, before there is one, the file that was in force last
+        self._last: str | None = None  # name of the file in force, or of the last file in force
         self._last_is_read = False
         self._reading_last = threading.Lock()
         self._last_logged: tuple[str, str | None] | None = None
@@ -203,7 +194,7 @@ class ConfigSource:
         if self._settings.config_file_srcdir:
             await self._follow_label()
         elif self._file is not None:
-            await watch_file(self._file, self.changed, self._known)
+            await watch_file(self._file, self.changed)
         else:
             await anyio.sleep_forever()
 

@@ -111,23 +111,19 @@ class FileWatcher(Generic[T]):
             await anyio.sleep(SETTLE)
 
 
-async def watch_file(path: Path, changed: asyncio.Event, known: str | None = None) -> None:
-    """Set `changed` whenever the content of `path` differs from the content before. Never returns.
-
-    The content differs if its `fingerprint` differs. This includes a removed file and an unreadable file. `known` is the
-    fingerprint from before the first read of the content. Without it, `changed` is set at once.
-    """
-    watched = _File(path, changed, known)
+async def watch_file(path: Path, changed: asyncio.Event) -> None:
+    """Set `changed` at once, and whenever the `fingerprint` of the file's content changes. Never returns."""
+    watched = _File(path, changed)
     await FileWatcher(watched.read, watched.receive).run()
 
 
 class _File:
     """A file whose changes set an event."""
 
-    def __init__(self, path: Path, changed: asyncio.Event, known: str | None) -> None:
+    def __init__(self, path: Path, changed: asyncio.Event) -> None:
         self._path = path
         self._changed = changed
-        self._known = known
+        self._known: str | None = None
 
     def read(self) -> tuple[str, frozenset[Place]]:
         return fingerprint(self._path), route(self._path)

@@ -16,7 +16,6 @@ from gpu_plugin.daemon import configuration as module
 from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.daemon.configuration import Configuration, Wait, begin_with
 from gpu_plugin.daemon.list_strategy import ListStrategy
-from gpu_plugin.daemon.watched_file import ABSENT
 from gpu_plugin.runtime.signals import Signals
 
 BASE = resolve({}, {})
@@ -351,7 +350,7 @@ async def test_every_setting_in_force_is_told_in_full_unless_it_is_too_much(monk
 
 async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tmp_path):
     file = tmp_path / "config.yaml"
-    source = ConfigSource(resolve({"config_file": str(file)}, {}), ABSENT)
+    source = ConfigSource(resolve({"config_file": str(file)}, {}))
     wanted = Wanted(replace(BASE, mig_strategy="mixed"))
     configuration = Configuration(BASE, source, wanted, ())
     status = configuration.status()
@@ -359,8 +358,7 @@ async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tm
     source._file = other = tmp_path / "another"  # as a label that is changed has it
     assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
     async with following(configuration):
-        wanted.settings, good = ConfigError("another:1: no"), wanted.settings
-        configuration.request_read()
+        wanted.settings, good = ConfigError("another:1: no"), wanted.settings  # the watch requests the first read
         await counted(configuration, refused=1)
         assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
         wanted.settings = good
