@@ -1,6 +1,7 @@
 """Parse a config file's text into plain values, and find the line and column of each value. JSON is parsed as YAML."""
 
 from collections.abc import Collection, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -36,70 +37,50 @@ class Limits(msgspec.Struct, frozen=True):
 CONFIG_FILE = Limits()
 
 
-class Nodes:
-    """Finds lines and columns in the nodes that PyYAML composed of a file."""
+class Positions:
+    """Lines and columns, counted from 1, of keys and items."""
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._inner: dict[int, dict[Any, tuple[Any, Any]]] = {}
+    def __init__(self) -> None:
+        self._exact: dict[Place, tuple[int, int]] = {}
+        self._folded: dict[Place, tuple[int, int]] = {}
 
-    def position(self, place: Place) -> tuple[int, int]:
-        """Return line and column of a place, or of the closest existing place around it; zeros if there is none."""
-        node, position = self._root, (0, 0)
-        for step in place:
-            keys = self._keys(node)
-            found = keys.get(step) or keys.get(str(step).lower())
-            if found is None:
-                break
-            named, node = found
-            position = _position(named.start_mark)
-        return position
+    def add(self, place: Place, mark: Any) -> None:
+        """Add the place of a key or an item that begins at PyYAML's mark. A later mark of the same place counts."""
+        self._exact[place] = self._folded[_folded(place)] = _position(mark)
 
-    def _keys(self, node: Any) -> dict[Any, tuple[Any, Any]]:
-        """Return the nodes of keys and their values, or of items, twice. Each key is there in lower case, too."""
-        if node.id == "scalar":
-            return {}
-        if id(node) not in self._inner:
-            found: dict[Any, tuple[Any, Any]] = {}
-            if node.id == "sequence":
-                found = {index: (item, item) for index, item in enumerate(node.value)}
-            else:
-                for key, inner in node.value:
-                    if _merges(key):
-                        for other in _merged(inner):
-                            found = {**self._keys(other), **found}
-                found |= {key.value: (key, inner) for key, inner in node.value}
-            self._inner[id(node)] = {str(key).lower(): pair for key, pair in found.items()} | found
-        return self._inner[id(node)]
+    def of(self, place: Place) -> tuple[int, int]:
+        """Return the position of a place, whatever the case of its keys, or else of a place around it; zeros if unknown."""
+        for end in range(len(place), 0, -1):
+            around = place[:end]
+            if position := self._exact.get(around) or self._folded.get(_folded(around)):
+                return position
+        return 0, 0
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A parsed config file. `source` is the file's name; `nodes` is None if the content is not from a text."""
+    """A parsed config file. `source` is the file's name; Without a text, there are no `positions`."""
 
     content: Mapping[str, object]
     source: str = "config file"
-    nodes: Nodes | None = None
+    positions: Positions = msgspec.field(default_factory=Positions)
 
     @classmethod
-    def of(cls, content: object, source: str = "config file", nodes: Nodes | None = None) -> "Document":
+    def of(cls, content: object, source: str = "config file", positions: Positions | None = None) -> "Document":
         """Return a document of parsed content. Raises ConfigError if the content is not a mapping."""
         if content is None:
             content = {}
         if not isinstance(content, Mapping):
             raise ConfigError.of([Fault(f"holds {_NOUNS.get(type(content), repr(content))}, not a mapping", source)])
-        return cls(content, source, nodes)
+        return cls(content, source, positions or Positions())
 
     def fault(self, place: Place, reason: str) -> Fault:
         """Return a fault of the value at this place."""
-        line, column = self._position(place)
+        line, column = self.positions.of(place)
         return Fault(reason, self.source, line, spell(place), column)
 
     def line(self, place: Place) -> int:
         """Return the line of a place, or of the closest existing place around it; 0 if no line is known."""
-        return self._position(place)[0]
-
-    def _position(self, place: Place) -> tuple[int, int]:
-        return self.nodes.position(place) if self.nodes else (0, 0)
+        return self.positions.of(place)[0]
 
 
 def is_manifest(keys: Collection[object]) -> bool:
@@ -161,8 +142,8 @@ def parse(
     values = _Values(root, source, limits.most_values, typed_keys)
     content = values.of(root, ())
     if values.faults:
-        raise ConfigError.of(_unrendered(text, source) or values.faults)
-    return Document.of(content, source, Nodes(root))
+        raise ConfigError.of(_unrendered(text, source) or sorted(values.faults, key=attrgetter("line")))
+    return Document.of(content, source, values.positions)
 
 
 def _at_offset(text: str, offset: int, reason: str, source: str) -> Fault:
@@ -254,22 +235,19 @@ def _position(mark: Any) -> tuple[int, int]:
     return mark.line + 1, mark.column + 1
 
 
-def _merges(key: Any) -> bool:
-    return bool(key.tag == f"{_YAML}merge")
-
-
-def _merged(node: Any) -> list[Any]:
-    """Return the nodes that the key << merges."""
-    return list(node.value) if node.id == "sequence" else [node]
+def _folded(place: Place) -> Place:
+    """Return a place with its keys in lower case."""
+    return tuple(step.lower() if isinstance(step, str) else step for step in place)
 
 
 class _Values:
-    """Converts composed nodes to plain values, and collects their faults."""
+    """Converts composed nodes to plain values, and collects their positions and faults."""
 
     def __init__(self, root: Any, source: str, most: int, typed_keys: frozenset[str] | None) -> None:
         from yaml.constructor import SafeConstructor  # noqa: PLC0415
 
         self.faults: list[Fault] = []
+        self.positions = Positions()
         self._constructor = SafeConstructor()
         self._root = root
         self._source = source
@@ -293,37 +271,42 @@ class _Values:
         if node.id == "mapping":
             return self._mapping(node, place)
         self._open.append(node)
-        items = [self.of(item, (*place, index)) for index, item in enumerate(node.value)]
+        items = []
+        for index, item in enumerate(node.value):
+            self.positions.add((*place, index), item.start_mark)
+            items.append(self.of(item, (*place, index)))
         self._open.pop()
         return items
 
     def _mapping(self, node: Any, place: Place) -> dict[str, object]:
-        found: dict[str, object] = {}
+        own: dict[str, tuple[Any, Any]] = {}
         merged: list[tuple[Any, Any]] = []
         first_lines: dict[str, int] = {}
-        self._open.append(node)
         for key, inner in node.value:
+            name = key.value
             if key.id != "scalar":
                 self._fault(key, place, "a key here is not text")
-                continue
-            name = str(key.value)
-            if name in first_lines:
+            elif name in first_lines:
                 self._fault(key, (*place, name), f"appears twice, first on line {first_lines[name]}")
-                continue
-            first_lines[name] = key.start_mark.line + 1
-            if _merges(key):
-                merged += [(key, other) for other in _merged(inner)]
+            elif key.tag == f"{_YAML}merge":
+                merged += [(key, other) for other in (inner.value if inner.id == "sequence" else [inner])]
             elif not _whole(name):
                 self._fault(key, (*place, name), "an unpaired surrogate is not a character")
             else:
-                found[name] = self.of(inner, (*place, name))
-        for key, other in merged:
-            # The keys of this mapping have priority, then the merged mappings in order (yaml.org/type/merge).
+                own[name] = key, inner
+            if key.id == "scalar":
+                first_lines.setdefault(name, key.start_mark.line + 1)
+        found: dict[str, object] = {}
+        self._open.append(node)
+        # The keys of this mapping have priority, then the merged mappings in order (yaml.org/type/merge).
+        for key, other in reversed(merged):
             if other.id != "mapping" or any(other is around for around in self._open):
                 self._fault(key, place, "'<<' merges other mappings, and nothing else")
             else:
-                for name, value in self._mapping(other, place).items():
-                    found.setdefault(name, value)
+                found |= self._mapping(other, place)
+        for name, (key, inner) in own.items():
+            self.positions.add((*place, name), key.start_mark)
+            found[name] = self.of(inner, (*place, name))
         self._open.pop()
         return found
 
