@@ -16,7 +16,7 @@ class Option(msgspec.Struct, frozen=True):
         heading: its heading in help; empty for an option without a flag.
         flags: the flags without dashes. Messages show the first flag.
         envs: environment variables in the order of priority.
-        file: the dotted key in the config file; empty for an option that is not in the file.
+        file: the dotted key in the config file; empty for an option without a key.
         default: the default as text or as true or false; None without a default.
         parse: reads a value.
         help: the help text.

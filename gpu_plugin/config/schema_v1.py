@@ -35,14 +35,8 @@ def _single(written: object) -> object:
     return written
 
 
-class Gfd(msgspec.Struct, frozen=True, rename="camel"):
-    """Options of gpu-feature-discovery, which this plugin only checks."""
-
-    oneshot: Annotated[object, _single, _theirs] = None
-    no_timestamp: Annotated[object, _single, _theirs] = None
-    sleep_interval: Annotated[object, _single, _theirs] = None
-    output_file: Annotated[object, _single, _theirs] = None
-    machine_type_file: Annotated[object, _single, _theirs] = None
+_GFD = ("oneshot", "noTimestamp", "sleepInterval", "outputFile", "machineTypeFile")
+Gfd = msgspec.defstruct("Gfd", [(key, Annotated[object, _single, _theirs], None) for key in _GFD], frozen=True)
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -54,7 +48,7 @@ class Flags(msgspec.Struct, frozen=True):
 
     plugin: Annotated[Options, Doc("of the device plugin only")] = Options()
     use_node_feature_api: Annotated[bool, boolean, _theirs] = msgspec.field(name="useNodeFeatureAPI", default=False)
-    gfd: Annotated[Gfd, _theirs] = Gfd()
+    gfd: Annotated[msgspec.Struct, Gfd, _theirs] = Gfd()
 
 
 class Resources(msgspec.Struct, frozen=True):

@@ -69,7 +69,7 @@ def _replicas(most: int, why: str) -> Reading[int]:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource, or some devices of it. `devices` is None if the file leaves them out."""
+    """A resource, or some devices of it. Without `devices`, the field is None."""
 
     name: Annotated[
         str, resource_name, Doc("the resource whose devices are shared; without a domain, one of nvidia.com/")

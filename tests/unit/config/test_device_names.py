@@ -10,7 +10,7 @@ GPU = f"GPU-{UUID}"
 
 
 def test_the_forms_of_a_listed_device():
-    forms = {
+    forms: dict[str, list[object]] = {
         "0": [0, "0", "00"],
         "12": [12],
         "0:1": ["0:1", "00:01"],
@@ -20,29 +20,16 @@ def test_the_forms_of_a_listed_device():
     }
     for name, each in forms.items():
         assert [listed_device(written) for written in each] == [name] * len(each)
-    wrong = [
-        "",
-        "-1",
-        "x",
-        "0:",
-        ":1",
-        "0:1:2",
-        "all",
-        UUID,
-        "GPU-",
-        f"{GPU}0",
-        f"{GPU}\n",
-        f"{GPU}::0",
-        "٣",
-        "1234567890",
-    ]
-    for written in [*wrong, -1, 1.5, True, None, [], {}, f"MIG-{GPU}", f"MIG-{GPU}/1", f"MIG-{UUID}/1/0"]:
+    texts = ["", "-1", "x", "0:", ":1", "0:1:2", "all", "GPU-", "٣", "1234567890", UUID, f"{GPU}0", f"{GPU}\n"]
+    texts += [f"{GPU}::0", f"MIG-{GPU}", f"MIG-{GPU}/1", f"MIG-{UUID}/1/0"]
+    others: list[object] = [-1, 1.5, True, None, [], {}]
+    for wrong in (*texts, *others):
         with pytest.raises(ValueError, match=r"^unsupported type for device in devices list: "):
-            listed_device(written)
+            listed_device(wrong)
 
 
 def test_the_forms_of_a_selected_gpu():
-    forms = {
+    forms: dict[str, list[object]] = {
         "3": [3, "03"],
         GPU: [GPU, f"gpu-{UUID.upper()}"],
         "00000000:3b:00.0": ["00000000:3B:00.0"],
@@ -82,6 +69,7 @@ def test_selected_gpus_are_text_or_a_list_each_once():
     with pytest.raises(ItemError, match="count from 0") as caught:
         selected_gpus([0, "*", "-3"])
     assert caught.value.index == 2
-    for written in (None, {}, 1.5, True):
+    others: list[object] = [None, {}, 1.5, True]
+    for wrong in others:
         with pytest.raises(ValueError, match="is not a GPU index"):
-            selected_gpus(written)
+            selected_gpus(wrong)
