@@ -173,7 +173,8 @@ def test_a_file_of_another_version_is_refused(version):
 def test_empty_sections_and_null_are_read_past():
     sections = ["flags", "imex", "sharing", "resources", "selection", "health", "version"]
     files: list[dict[str, object]] = [{section: None} for section in sections]
-    for file in [*files, {}, {"flags": {"plugin": None}}]:
+    files += [{}, {"flags": {"plugin": None}}]
+    for file in files:
         assert resolve({}, {}, file) == resolve({}, {})
     for section in sections[:-1]:
         assert resolve({}, {}, {section: {}}) == resolve({}, {})
