@@ -12,6 +12,7 @@ import yaml
 
 from gpu_plugin.cli.options import given_flags, read_document, with_hidden_options
 from gpu_plugin.config import json_schema
+from gpu_plugin.config.device_names import resource_name
 from gpu_plugin.config.document import MAX_BYTES, Document, at, parse
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.names import DOMAIN
@@ -19,7 +20,6 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.schema_v1 import FOREIGN
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import SECTIONS
-from gpu_plugin.config.sharing_section import resource_name
 from gpu_plugin.config.written import written
 from gpu_plugin.kubelet.offer import require_functions
 
@@ -128,7 +128,7 @@ def _unknown_resources(settings: Settings, document: Document) -> list[Fault]:
 
 def _as_json(verdict: _Verdict) -> dict[str, object]:
     lists = {
-        key: [{"line": each.line, "path": each.path, "reason": each.reason} for each in faults]
+        key: [{"line": each.line, "column": each.column, "path": each.path, "reason": each.reason} for each in faults]
         for key, faults in (("faults", verdict.faults), ("warnings", verdict.warnings))
     }
     return {"file": verdict.file, "valid": not verdict.faults, **lists, "config": verdict.config}

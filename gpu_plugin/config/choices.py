@@ -10,28 +10,30 @@ from typing import TypeVar
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 
+# How MIG devices are offered. The functions are in `devices.plan`.
 MIG_STRATEGIES: Mapping[str, str] = {
     "none": "not at all",
     "single": "as nvidia.com/gpu",
     "mixed": "as nvidia.com/mig-<profile>",
 }
-"""How MIG devices are offered. The functions are in `devices.plan`."""
 
+# How the container runtime gets a container's devices. The functions are in `containers.edits`.
 DEVICE_LIST_STRATEGIES: Mapping[str, str] = {
     "envvar": "an environment variable",
     "volume-mounts": "mounts",
     "cdi-annotations": "an annotation with CDI names",
     "cdi-cri": "CDI names",
 }
-"""How the container runtime gets a container's devices. The functions are in `containers.edits`."""
 
+# The GPUs from which shared devices are chosen. The functions are in `placement.shared`.
 ALLOCATION_POLICIES: Mapping[str, str] = {
     DISTRIBUTED: "the most GPUs for a container, the least used ones first",
     PACKED: "the fewest GPUs for a container, the most used ones first",
     SPREAD: "the most GPUs for a container, the same number of devices from each",
 }
-"""The GPUs from which shared devices are chosen. The functions are in `placement.shared`."""
 
+# The health signals with a description of each; empty if `health.signals` of the config file cannot change its verdict. They are
+# in the order of evaluation: signals that other signals' proofs depend on come first. The functions are in `health.signals`.
 HEALTH_SIGNALS: Mapping[str, str] = {
     "hung": "",
     "unanswered": "queries to the GPU fail",
@@ -65,11 +67,6 @@ HEALTH_SIGNALS: Mapping[str, str] = {
     "flapping": "unfit three times within an hour",
     "first-look": "",
 }
-"""The health signals with a description of each; empty if `health.signals` of the config file cannot change its verdict.
-
-They are in the order of evaluation: signals that other signals' proofs depend on come first. The functions are in
-`health.signals`.
-"""
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., object])

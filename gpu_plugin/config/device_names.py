@@ -2,7 +2,8 @@
 
 import re
 
-from gpu_plugin.config.values import ItemError, reading, text
+from gpu_plugin.config.names import resource_name_fault, whole_name
+from gpu_plugin.config.values import read_items, reading, text
 
 _HEX = "[0-9a-fA-F]"
 _UUID = f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
@@ -12,8 +13,8 @@ _GPU_UUID = re.compile(f"GPU-{_UUID}", re.IGNORECASE)
 _MIG_UUID = re.compile(rf"MIG-{_UUID}|MIG-GPU-{_UUID}/\d{{1,9}}/\d{{1,9}}", re.IGNORECASE | re.ASCII)
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 
+# The longest pattern of models or profiles. NVML's names have 95 characters at most (NVML_DEVICE_NAME_V2_BUFFER_SIZE).
 MAX_PATTERN = 255
-"""Longest pattern of models or profiles. NVML's names have 95 characters at most (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
 
 LISTED = {
     "anyOf": [
@@ -77,7 +78,7 @@ def selected_gpu(written: object) -> str:
         return item.lower()
     if re.fullmatch(r"[-+.\d]+", item):
         raise ValueError(f"{item!r} is not a GPU index: GPU indices count from 0")
-    return bounded_pattern(item)
+    return model_pattern(item)
 
 
 @reading(
@@ -92,22 +93,31 @@ def selected_gpu(written: object) -> str:
 def selected_gpus(written: object) -> tuple[str, ...]:
     """Read GPUs to include or exclude: text split at commas, or a list; in order, each once. See `selected_gpu`."""
     if isinstance(written, list | tuple):
-        chosen = []
-        for index, item in enumerate(written):
-            try:
-                chosen.append(selected_gpu(item))
-            except ValueError as error:
-                raise ItemError(index, str(error)) from None
-        return tuple(dict.fromkeys(chosen))
+        return tuple(dict.fromkeys(read_items(selected_gpu, written)))
     items = [item for item in text(written).split(",") if item.strip()] if isinstance(written, str) else [written]
     return tuple(dict.fromkeys(selected_gpu(item) for item in items))
 
 
-def bounded_pattern(item: str) -> str:
-    """Return the pattern unchanged. Raises ValueError if it is longer than `MAX_PATTERN`."""
+@reading({"type": "string", "pattern": rf"^[^\n\u0000]{{1,{MAX_PATTERN}}}$"})
+def model_pattern(written: object) -> str:
+    """Read a pattern of GPU models or MIG profiles."""
+    item = text(written)
+    if not item:
+        raise ValueError("no pattern specified")
     if len(item) > MAX_PATTERN:
         raise ValueError(f"{item[:32]!r}... is a pattern of {len(item)} characters; at most {MAX_PATTERN} are allowed")
     return item
+
+
+@reading({"type": "string", "minLength": 1})
+def resource_name(written: object) -> str:
+    """Read the name of a resource. A name without a domain gets nvidia.com/."""
+    name = whole_name(text(written))
+    fault = resource_name_fault(name)
+    if fault:
+        hint = "; the + of a MIG profile is written . in names" if "+" in name else ""
+        raise ValueError(f"incorrect format for resource name {fault}{hint}")
+    return name
 
 
 def _index(written: object) -> str | None:

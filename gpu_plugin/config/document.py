@@ -1,8 +1,7 @@
-"""Parse a config file's text into plain values and the line number of each value. JSON is parsed as YAML."""
+"""Parse a config file's text into plain values, and find the line and column of each value. JSON is parsed as YAML."""
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
-from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -13,24 +12,9 @@ from gpu_plugin.config.words import shortened
 Place = tuple[str | int, ...]
 """The path to a value: keys, and indices of list items."""
 
-MAX_BYTES = 1024 * 1024
-"""The largest content of a ConfigMap (Kubernetes, MaxSecretSize and etcd's limit for an object)."""
-
-MAX_VALUES = 20_000
-"""Keys and values of a file. Values that aliases repeat count each time. A larger file is an attack or an accident."""
-
+MAX_BYTES = 1024 * 1024  # the largest content of a ConfigMap (Kubernetes, MaxSecretSize and etcd's limit for an object)
+MAX_VALUES = 20_000  # keys and values of a file: more are an attack or an accident
 MAX_DEPTH = 50
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """The limits of a document in bytes and values; `why` is the reason of the limit in bytes, for the error."""
-
-    most_bytes: int = MAX_BYTES
-    most_values: int = MAX_VALUES
-    why: str = "the most that a ConfigMap holds"
-
-
-CONFIG_FILE = Limits()
 _MAX_INTEGER = 2**63
 _LONGEST_KEY = 83  # of a key in a message, with the dots
 
@@ -39,29 +23,64 @@ _NOUNS: Mapping[type, str] = {list: "a list", str: "text"}
 _KINDS = {"int": "a valid whole number", "float": "a valid number", "bool": "true or false"}
 
 
+class Limits(msgspec.Struct, frozen=True):
+    """The limits of a document in bytes and values; `why` is the reason of the limit in bytes, for the error.
+
+    Values that aliases repeat count each time.
+    """
+
+    most_bytes: int = MAX_BYTES
+    most_values: int = MAX_VALUES
+    why: str = "the most that a ConfigMap holds"
+
+
+CONFIG_FILE = Limits()
+
+
+class Positions:
+    """Lines and columns, counted from 1, of keys and items."""
+
+    def __init__(self) -> None:
+        self._exact: dict[Place, tuple[int, int]] = {}
+        self._folded: dict[Place, tuple[int, int]] = {}
+
+    def add(self, place: Place, mark: Any) -> None:
+        """Add the place of a key or an item that begins at PyYAML's mark. A later mark of the same place counts."""
+        self._exact[place] = self._folded[_folded(place)] = _position(mark)
+
+    def of(self, place: Place) -> tuple[int, int]:
+        """Return the position of a place, whatever the case of its keys, or else of a place around it; zeros if unknown."""
+        for end in range(len(place), 0, -1):
+            around = place[:end]
+            if position := self._exact.get(around) or self._folded.get(_folded(around)):
+                return position
+        return 0, 0
+
+
 class Document(msgspec.Struct, frozen=True):
-    """A parsed config file. `lines` has the line of every key and list item, counted from 1; `source` is the file's name."""
+    """A parsed config file. `source` is the file's name; Without a text, there are no `positions`."""
 
     content: Mapping[str, object]
     source: str = "config file"
-    lines: Mapping[Place, int] = msgspec.field(default_factory=dict)
+    positions: Positions = msgspec.field(default_factory=Positions)
 
     @classmethod
-    def of(cls, content: object, source: str = "config file", lines: Mapping[Place, int] | None = None) -> "Document":
+    def of(cls, content: object, source: str = "config file", positions: Positions | None = None) -> "Document":
         """Return a document of parsed content. Raises ConfigError if the content is not a mapping."""
         if content is None:
             content = {}
         if not isinstance(content, Mapping):
             raise ConfigError.of([Fault(f"holds {_NOUNS.get(type(content), repr(content))}, not a mapping", source)])
-        return cls(content, source, lines or {})
+        return cls(content, source, positions or Positions())
 
     def fault(self, place: Place, reason: str) -> Fault:
         """Return a fault of the value at this place."""
-        return Fault(reason, self.source, self.line(place), spell(place))
+        line, column = self.positions.of(place)
+        return Fault(reason, self.source, line, spell(place), column)
 
     def line(self, place: Place) -> int:
         """Return the line of a place, or of the closest existing place around it; 0 if no line is known."""
-        return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 0)
+        return self.positions.of(place)[0]
 
 
 def is_manifest(keys: Collection[object]) -> bool:
@@ -106,33 +125,40 @@ def parse(
     try:
         text = written.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = written.count(b"\n", 0, error.start) + 1
-        raise ConfigError.of([Fault("not UTF-8 text", source, line)]) from None
-    text = _without_tabs(text)
+        raise ConfigError.of(
+            [_at_offset(written.decode("utf-8", "replace"), error.start, "not UTF-8 text", source)]
+        ) from None
     try:
-        loader, root = _composed(text, limits)
+        root = _composed(text, limits)
     except yaml.reader.ReaderError as error:
         reason = f"the character #x{error.character:04x} is not allowed in YAML"
-        raise ConfigError.of([Fault(reason, source, text.count("\n", 0, error.position) + 1)]) from None
+        raise ConfigError.of([_at_offset(text, error.position, reason, source)]) from None
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise ConfigError.of(_unrendered(text, source) or [Fault(_reason(error), source, line)]) from None
+        line, column = _position(error.problem_mark) if error.problem_mark else (0, 0)
+        faults = _unrendered(text, source) or [Fault(_reason(error), source, line, column=column)]
+        raise ConfigError.of(faults) from None
     if root is None:
         return Document.of(None, source)
-    reader = _Values(loader, root, source, limits.most_values, typed_keys)
-    content = reader.value(root, ())
-    if reader.faults:
-        raise ConfigError.of(_unrendered(text, source) or reader.faults)
-    return Document.of(content, source, reader.lines)
+    values = _Values(root, source, limits.most_values, typed_keys)
+    content = values.of(root, ())
+    if values.faults:
+        raise ConfigError.of(_unrendered(text, source) or sorted(values.faults, key=attrgetter("line")))
+    return Document.of(content, source, values.positions)
+
+
+def _at_offset(text: str, offset: int, reason: str, source: str) -> Fault:
+    """Return a fault of the character at this offset."""
+    before = text[:offset]
+    return Fault(reason, source, before.count("\n") + 1, column=len(before) - before.rfind("\n"))
 
 
 def _unrendered(text: str, source: str) -> list[Fault]:
     """Return the fault of a text with template actions, {{ ... }}, which make it invalid YAML."""
-    reason = _template_reason(text)
-    return [Fault(reason, source, text.count("\n", 0, text.find("{{")) + 1)] if reason else []
+    reason = template_reason(text)
+    return [_at_offset(text, text.find("{{"), reason, source)] if reason else []
 
 
-def _template_reason(text: str) -> str:
+def template_reason(text: str) -> str:
     """Return the reason if a text is a template without rendering; empty if it has no template action."""
     start = text.find("{{")
     end = text.find("}}", start)
@@ -142,27 +168,8 @@ def _template_reason(text: str) -> str:
     return f"{action!r} is a template action: give the file that Helm, or another tool, renders from it"
 
 
-def unrendered(document: Document) -> list[Fault]:
-    """Return a fault for each key and text of a document with a template action. In quotes, such a text is valid YAML."""
-
-    def search(value: object, place: Place) -> Iterator[Fault]:
-        if isinstance(value, str) and (reason := _template_reason(value)):
-            yield document.fault(place, reason)
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                yield from search(item, (*place, index))
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                if reason := _template_reason(str(key)):
-                    yield document.fault((*place, key), reason)
-                else:
-                    yield from search(item, (*place, key))
-
-    return [*search(document.content, ())]
-
-
-def _composed(text: str, limits: Limits) -> tuple[Any, Any]:
-    """Return a loader and the root node of the text; the node is None if the text is empty.
+def _composed(text: str, limits: Limits) -> Any:
+    """Return the root node of the text; None if the text is empty.
 
     libyaml is ten times as fast. If it refuses the text, PyYAML's own parser decides, because its errors are clearer.
 
@@ -172,152 +179,136 @@ def _composed(text: str, limits: Limits) -> tuple[Any, Any]:
     import yaml  # noqa: PLC0415
 
     if yaml.__with_libyaml__:
-        with suppress(yaml.YAMLError):
-            return _compose(_native_loader()(text), limits)
-    return _compose(_loader()(text), limits)
+        try:
+            return _first_document(text, yaml.CSafeLoader, limits)
+        except yaml.YAMLError:
+            pass
+    return _first_document(text, yaml.SafeLoader, limits)
 
 
-def _compose(loader: Any, limits: Limits) -> tuple[Any, Any]:
-    """Return the loader and the node of the first document. Only an empty document may follow: an end marker or a separator."""
+def _first_document(text: str, loader: Any, limits: Limits) -> Any:
+    """Return the root node of the first document. Only an empty document may follow: an end marker or a separator."""
     import yaml  # noqa: PLC0415
 
-    loader.most = loader.left = limits.most_values
-    loader.get_event()
-    root = None
-    while not loader.check_event(yaml.StreamEndEvent):
-        mark = loader.peek_event().start_mark
-        node = loader.compose_document()
-        if root is None:
-            root = node
-            if node.id == "mapping" and is_manifest([key.value for key, _ in node.value]):
-                break  # do not check the documents after a manifest
-        elif node.id != "scalar" or node.value or node.style:
-            raise yaml.MarkedYAMLError(problem="but found another document", problem_mark=mark)
-    return loader, root
+    events: Iterator[Any] = yaml.parse(text, Loader=loader)
+    _check_size(events, limits)
+    composer = loader(text)
+    try:
+        root = composer.get_node() if composer.check_node() else None
+    finally:
+        composer.dispose()
+    if root is not None and root.id == "mapping" and is_manifest([key.value for key, _ in root.value]):
+        return root  # do not check the documents after a manifest
+    start: Any = None
+    for event in events:
+        if isinstance(event, yaml.DocumentStartEvent):
+            start = event.start_mark
+        elif isinstance(event, yaml.NodeEvent) and (
+            event.__class__ is not yaml.ScalarEvent or event.value or event.style
+        ):
+            raise yaml.MarkedYAMLError(problem="but found another document", problem_mark=start)
+    return root
 
 
-class _Bounded:
-    """Stops a loader at documents with too many levels or values. A mix-in before PyYAML's composer."""
-
-    left = most = MAX_VALUES
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        import yaml  # noqa: PLC0415
-
-        self.left -= 1
-        self.depth += 1
-        if self.left < 0 or self.depth > MAX_DEPTH:
-            problem = f"more than {self.most} values" if self.left < 0 else f"nested more than {MAX_DEPTH} deep"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)  # type: ignore[attr-defined]
-        node = super().compose_node(parent, index)  # type: ignore[misc]
-        self.depth -= 1
-        return node
-
-
-@cache
-def _loader() -> Any:
+def _check_size(events: Iterator[Any], limits: Limits) -> None:
+    """Read the events of a document. Raises MarkedYAMLError if it has too many levels or values: composing is recursive."""
     import yaml  # noqa: PLC0415
 
-    return type("Loader", (_Bounded, yaml.SafeLoader), {"__doc__": "The safe loader of PyYAML, bounded."})
+    values = depth = 0
+    for event in events:
+        if isinstance(event, yaml.DocumentEndEvent):
+            return
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.NodeEvent):
+            values += 1
+            start: Any = event.start_mark
+            if values > limits.most_values:
+                raise yaml.MarkedYAMLError(problem=f"more than {limits.most_values} values", problem_mark=start)
+            if depth == MAX_DEPTH:
+                raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=start)
+            depth += isinstance(event, yaml.CollectionStartEvent)
 
 
-@cache
-def _native_loader() -> Any:
-    from yaml.composer import Composer  # noqa: PLC0415
-    from yaml.constructor import SafeConstructor  # noqa: PLC0415
-    from yaml.cyaml import CParser  # type: ignore[attr-defined]  # noqa: PLC0415
-    from yaml.resolver import Resolver  # noqa: PLC0415
+def _position(mark: Any) -> tuple[int, int]:
+    """Return the line and the column of a mark, counted from 1."""
+    return mark.line + 1, mark.column + 1
 
-    class Loader(_Bounded, Composer, CParser, SafeConstructor, Resolver):
-        """Composes libyaml's events with PyYAML: libyaml's own composer has no limits."""
 
-        def __init__(self, text: str) -> None:
-            CParser.__init__(self, text)
-            for part in (Composer, SafeConstructor, Resolver):
-                part.__init__(self)
-
-    return Loader
+def _folded(place: Place) -> Place:
+    """Return a place with its keys in lower case."""
+    return tuple(step.lower() if isinstance(step, str) else step for step in place)
 
 
 class _Values:
-    """Converts composed nodes to plain values, and collects their lines and faults."""
+    """Converts composed nodes to plain values, and collects their positions and faults."""
 
-    def __init__(
-        self, loader: Any, root: Any, source: str, most: int, typed_keys: frozenset[str] | None = None
-    ) -> None:
+    def __init__(self, root: Any, source: str, most: int, typed_keys: frozenset[str] | None) -> None:
+        from yaml.constructor import SafeConstructor  # noqa: PLC0415
+
         self.faults: list[Fault] = []
-        self.lines: dict[Place, int] = {}
-        self._loader = loader
+        self.positions = Positions()
+        self._constructor = SafeConstructor()
         self._root = root
         self._source = source
         self._most = self._left = most
         self._typed_keys = typed_keys
         self._open: list[Any] = []  # the nodes around the present node
 
-    def value(self, node: Any, place: Place) -> object:
+    def of(self, node: Any, place: Place) -> object:
         """Return the plain value of a node. Raises ConfigError if aliases produce too many values."""
         self._left -= 1
         if self._left < 0:
+            line, column = _position(self._root.start_mark)
             reason = f"aliases make more than {self._most} values of it"
-            raise ConfigError.of([Fault(reason, self._source, _line(self._root))])
-        self.lines.setdefault(place, _line(node))
+            raise ConfigError.of([Fault(reason, self._source, line, column=column)])
         if any(node is around for around in self._open):
             return self._fault(node, place, "an alias that contains itself")
         if node.id == "scalar":
             return self._scalar(node, place)
         if node.tag not in {f"{_YAML}map", f"{_YAML}seq"}:
             return self._fault(node, place, f"the tag {_tag(node)} has no meaning here")
+        if node.id == "mapping":
+            return self._mapping(node, place)
         self._open.append(node)
-        try:
-            if node.id == "mapping":
-                return self._mapping(node, place)
-            return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
-        finally:
-            self._open.pop()
+        items = []
+        for index, item in enumerate(node.value):
+            self.positions.add((*place, index), item.start_mark)
+            items.append(self.of(item, (*place, index)))
+        self._open.pop()
+        return items
 
     def _mapping(self, node: Any, place: Place) -> dict[str, object]:
-        found: dict[str, object] = {}
+        own: dict[str, tuple[Any, Any]] = {}
         merged: list[tuple[Any, Any]] = []
         first_lines: dict[str, int] = {}
         for key, inner in node.value:
+            name = key.value
             if key.id != "scalar":
                 self._fault(key, place, "a key here is not text")
-                continue
-            name = str(key.value)
-            if name in first_lines:
+            elif name in first_lines:
                 self._fault(key, (*place, name), f"appears twice, first on line {first_lines[name]}")
-                continue
-            first_lines[name] = _line(key)
-            if key.tag == f"{_YAML}merge":
-                merged.append((key, inner))
-                continue
-            if not _whole(name):
+            elif key.tag == f"{_YAML}merge":
+                merged += [(key, other) for other in (inner.value if inner.id == "sequence" else [inner])]
+            elif not _whole(name):
                 self._fault(key, (*place, name), "an unpaired surrogate is not a character")
-                continue
-            self.lines[(*place, name)] = _line(key)
-            found[name] = self.value(inner, (*place, name))
-        for key, inner in merged:
-            # The keys of this mapping have priority, then the merged mappings in order (yaml.org/type/merge).
-            for other in inner.value if inner.id == "sequence" else [inner]:
-                if other.id != "mapping" or any(other is around for around in self._open):
-                    self._fault(key, place, "'<<' merges other mappings, and nothing else")
-                    continue
-                found |= self._merged(other, place, found)
-        return found
-
-    def _merged(self, node: Any, place: Place, found: Mapping[str, object]) -> dict[str, object]:
-        """Return the keys of a merged mapping that are not in `found`."""
-        lines, self.lines = self.lines, {}
+            else:
+                own[name] = key, inner
+            if key.id == "scalar":
+                first_lines.setdefault(name, key.start_mark.line + 1)
+        found: dict[str, object] = {}
         self._open.append(node)
-        try:
-            new = {name: value for name, value in self._mapping(node, place).items() if name not in found}
-        finally:
-            self._open.pop()
-            added, self.lines = self.lines, lines
-        depth = len(place)
-        self.lines |= {where: line for where, line in added.items() if len(where) > depth and where[depth] in new}
-        return new
+        # The keys of this mapping have priority, then the merged mappings in order (yaml.org/type/merge).
+        for key, other in reversed(merged):
+            if other.id != "mapping" or any(other is around for around in self._open):
+                self._fault(key, place, "'<<' merges other mappings, and nothing else")
+            else:
+                found |= self._mapping(other, place)
+        for name, (key, inner) in own.items():
+            self.positions.add((*place, name), key.start_mark)
+            found[name] = self.of(inner, (*place, name))
+        self._open.pop()
+        return found
 
     def _scalar(self, node: Any, place: Place) -> object:
         kind = node.tag.removeprefix(_YAML)
@@ -332,14 +323,14 @@ class _Values:
             return str(node.value)
         try:
             if kind == "bool":
-                return bool(self._loader.bool_values[node.value.lower()])
+                return bool(self._constructor.bool_values[node.value.lower()])
             if kind == "int":
-                number = self._loader.construct_yaml_int(node)
-                if abs(number) >= _MAX_INTEGER:
+                whole = int(self._constructor.construct_yaml_int(node))
+                if abs(whole) >= _MAX_INTEGER:
                     raise ValueError
-                return int(number)
+                return whole
             if kind == "float":
-                number = float(self._loader.construct_yaml_float(node))
+                number = float(self._constructor.construct_yaml_float(node))
                 return int(number) if number.is_integer() and abs(number) < _MAX_INTEGER else number
         except (ValueError, KeyError, IndexError):
             return self._fault(node, place, f"{node.value[:40]!r} is not {_KINDS[kind]}")
@@ -347,12 +338,9 @@ class _Values:
 
     def _fault(self, node: Any, place: Place, reason: str) -> object:
         """Add a fault, and return None as the value."""
-        self.faults.append(Fault(reason, self._source, _line(node), spell(place)))
+        line, column = _position(node.start_mark)
+        self.faults.append(Fault(reason, self._source, line, spell(place), column))
         return None
-
-
-def _line(node: Any) -> int:
-    return int(node.start_mark.line) + 1
 
 
 def _tag(node: Any) -> str:
@@ -361,19 +349,6 @@ def _tag(node: Any) -> str:
 
 def _whole(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _without_tabs(text: str) -> str:
-    """Replace tabs in JSON, which YAML does not allow as indentation. A JSON string has no tab."""
-    if "\t" in text and text.lstrip().startswith("{"):
-        import json  # noqa: PLC0415 - only for JSON with tabs
-
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-        return text.replace("\t", " ")
-    return text
 
 
 def _reason(error: Any) -> str:

@@ -5,23 +5,23 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):  # every command imports this module, and few need msgspec
-    """One error. `source` is a file, a flag or a variable, `line` counts from 1, and `path` is the path to a value in a file.
+    """One error. `source` is a file, a flag or a variable, and `path` is the path to a value in a file.
 
-    An unknown field, or a field that does not apply, is 0 or empty.
+    `line` and `column` count from 1. An unknown field, or a field that does not apply, is 0 or empty.
     """
 
     reason: str
     source: str = ""
     line: int = 0
     path: str = ""
+    column: int = 0
 
     def __str__(self) -> str:
         where = f"{self.source}:{self.line}" if self.line else self.source
         return ": ".join(part for part in (where, self.path, self.reason) if part)
 
 
-MAX_REPORTED_FAULTS = 50
-"""The most faults that are reported with a sentence each."""
+MAX_REPORTED_FAULTS = 50  # of an error, with a sentence each
 
 
 class ConfigError(ValueError):

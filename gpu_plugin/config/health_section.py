@@ -1,13 +1,13 @@
 """The section `health` of a config file: verdicts on Xids and health signals that replace the default verdicts."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated
 
-from gpu_plugin.config import values
+import msgspec
+
 from gpu_plugin.config.choices import HEALTH_SIGNALS
-from gpu_plugin.config.schema import Branch, Leaf, Table
 from gpu_plugin.config.sharing import Verdicts
-from gpu_plugin.config.values import reading
+from gpu_plugin.config.values import Doc, Reading, Table, choice, reading
 
 XID_VERDICTS = ("ignore", "app", "degraded", "fatal")
 """Verdicts on an Xid: only counted, an error of an application, a warning, or the GPU is unfit for use."""
@@ -23,12 +23,11 @@ XID_CLASSES: Mapping[str, str] = {
 }
 """Classes of Xids, by the proof that an Xid is over."""
 
-MAX_XID = 2**32 - 1
-"""The largest number of an Xid: it has 32 bits in the driver's log and in its events."""
+MAX_XID = 2**32 - 1  # an Xid has 32 bits in the driver's log and in its events
 
 
 @reading({"pattern": r"^(0|[1-9]\d{0,9})$"})
-def xid(written: object) -> int:
+def xid_number(written: object) -> int:
     """Read the number of an Xid from a key."""
     text = str(written)
     if not (text.isascii() and text.isdigit() and text == str(int(text[:20])) and int(text) <= MAX_XID):
@@ -36,26 +35,30 @@ def xid(written: object) -> int:
     return int(text)
 
 
-HEALTH = Branch(
-    {
-        "xid": Table(xid, Leaf(values.choice(*XID_VERDICTS)), "what Xids mean, by number"),
-        "xidClass": Branch(
-            {name: Leaf(values.choice(*XID_VERDICTS), text) for name, text in XID_CLASSES.items()},
-            "what Xids mean that have no number of their own here, by what proves that one is over",
-        ),
-        "signals": Branch(
-            {name: Leaf(values.choice(*SIGNAL_VERDICTS), about) for name, about in HEALTH_SIGNALS.items() if about},
-            "what health signals mean while they are open",
-        ),
-    },
-    "what counts against a GPU: ignore, app (for Xids only), degraded or fatal",
-)
+def _words(name: str, about: Mapping[str, str], verdict: Reading[str]) -> type[msgspec.Struct]:
+    """Return a section with a verdict for each name with a description."""
+    fields = [(key.replace("-", "_"), Annotated[str, verdict, Doc(text)], "") for key, text in about.items() if text]
+    return msgspec.defstruct(name, fields, rename="kebab", omit_defaults=True, frozen=True)
 
 
-def verdicts(health: Mapping[str, Any]) -> Verdicts:
-    """Return the verdicts of a section that `schema.Checked` has read by `HEALTH`, in a stable order."""
-    return Verdicts(
-        tuple(sorted(health.get("xid", {}).items())),
-        tuple(sorted(health.get("xidClass", {}).items())),
-        tuple(sorted(health.get("signals", {}).items())),
-    )
+_on_xids = choice(*XID_VERDICTS)
+XidClasses = _words("XidClasses", XID_CLASSES, _on_xids)
+Signals = _words("Signals", HEALTH_SIGNALS, choice(*SIGNAL_VERDICTS))
+
+
+class Health(msgspec.Struct, frozen=True, rename="camel"):
+    """Verdicts on Xids by number, on other Xids by class, and on health signals."""
+
+    xid: Annotated[Mapping[int, str], Table(xid_number, _on_xids), Doc("what Xids mean, by number")] = {}
+    xid_class: Annotated[
+        msgspec.Struct,
+        XidClasses,
+        Doc("what Xids mean that have no number of their own here, by what proves that one is over"),
+    ] = XidClasses()
+    signals: Annotated[msgspec.Struct, Signals, Doc("what health signals mean while they are open")] = Signals()
+
+
+def verdicts(health: Health) -> Verdicts:
+    """Return the verdicts of a section in a stable order."""
+    classes, signals = (sorted(msgspec.to_builtins(each).items()) for each in (health.xid_class, health.signals))
+    return Verdicts(tuple(sorted(health.xid.items())), tuple(classes), tuple(signals))

@@ -1,4 +1,4 @@
-"""The JSON Schema of the config file, made from the tree by which the daemon reads files.
+"""The JSON Schema of the config file, made from the structs by which the daemon reads files.
 
 `schema.json` in this directory has the result of `text`. The schema accepts every file that the daemon accepts, if its keys have
 the same case as here. Only `gpu-plugin validate` finds faults that JSON Schema cannot describe, such as two entries that
@@ -8,15 +8,25 @@ contradict each other, or names against Kubernetes' rule.
 import json
 from collections.abc import Mapping
 
-from gpu_plugin.config.schema import Leaf, Node, Rows, Table
-from gpu_plugin.config.schema_v1 import SCHEMA
+import msgspec
+
+from gpu_plugin.config.document import Place
+from gpu_plugin.config.schema import Key, dotted, keys_of
+from gpu_plugin.config.schema_v1 import File
+from gpu_plugin.config.values import Reading, Rows, Table
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, object]:
     """Return the JSON Schema 2020-12 of the whole file."""
-    return {"$schema": DIALECT, "title": "gpu-plugin configuration", **_of(SCHEMA)}
+    return {
+        "$schema": DIALECT,
+        "title": "gpu-plugin configuration",
+        "description": "Configuration of gpu-plugin: NVIDIA's schema v1, read strictly.",
+        "type": ["object", "null"],
+        **_section(File, ()),
+    }
 
 
 def text() -> str:
@@ -24,26 +34,33 @@ def text() -> str:
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _of(node: Node, *, null: bool = True) -> dict[str, object]:
-    """Return the schema of a node. With `null`, its value may be null, which counts as not set."""
-    about: dict[str, object] = {"description": node.help} if node.help else {}
-    if isinstance(node, Leaf):
-        default = {} if node.default in (None, "") else {"default": node.default}
-        return {**about, **(_or_null(node.parse.schema) if null else node.parse.schema), **default}
-    if isinstance(node, Rows):
-        rows = {"type": ["array", "null"] if null else "array", "items": _of(node.row, null=False)}
-        return {**about, **rows, **({"minItems": 1} if node.missing else {})}
-    about["type"] = ["object", "null"] if null else "object"
-    if isinstance(node, Table):
-        values = {str(node.key.schema["pattern"]): _of(node.value)}
-        return {**about, "patternProperties": values, "additionalProperties": False}
-    required = [key for key, inner in node.keys.items() if isinstance(inner, Leaf | Rows) and inner.missing]
+def _section(section: type[msgspec.Struct], place: Place) -> dict[str, object]:
+    """Return the keywords of a section."""
+    keys = keys_of(section, dotted(place))
+    required = [name for name, key in keys.items() if key.required]
     return {
-        **about,
-        "properties": {key: _of(inner, null=key not in required) for key, inner in node.keys.items()},
+        "properties": {name: _key(key, (*place, name)) for name, key in keys.items()},
         "additionalProperties": False,
         **({"required": required} if required else {}),
     }
+
+
+def _key(key: Key, place: Place) -> dict[str, object]:
+    """Return the schema of a key's value. Unless the key is required, the value may be null, which counts as not set."""
+    schema: dict[str, object] = {"description": key.doc.help}
+    if isinstance(key.kind, Reading):
+        schema |= key.kind.schema
+    elif isinstance(key.kind, Rows):
+        schema |= {"type": "array", "items": {"type": "object", **_section(key.kind.section, place)}}
+        if key.required:
+            schema["minItems"] = 1
+    elif isinstance(key.kind, Table):
+        values = {key.kind.names.schema["pattern"]: _or_null(key.kind.values.schema)}
+        schema |= {"type": "object", "patternProperties": values, "additionalProperties": False}
+    else:
+        schema |= {"type": "object", **_section(key.kind, place)}
+    default = {} if key.doc.default in (None, "") else {"default": key.doc.default}
+    return {**(schema if key.required else _or_null(schema)), **default}
 
 
 def _or_null(schema: Mapping[str, object]) -> dict[str, object]:

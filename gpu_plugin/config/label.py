@@ -7,19 +7,11 @@ If the requested file does not exist, or is not known, no other file replaces it
 as whole devices. For the same reason the fallback `empty` never replaces a file that was chosen before.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-NO_FILE = ""
-"""The choice of no config file: only flags and environment apply."""
-
-FALLBACKS: Mapping[str, Callable[[Collection[str]], str | None]] = {
-    "named": lambda present: "default" if "default" in present else None,
-    "single": lambda present: next(iter(present)) if len(present) == 1 else None,
-    "empty": lambda _: NO_FILE,
-}
-"""By strategy, a function that returns a file among the present files, or None. The names and meanings are NVIDIA's."""
+NO_FILE = ""  # the choice of no config file: only flags and environment apply
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -51,7 +43,7 @@ def choose(
         label: the value of the node's label; empty without a label.
         present: the names of the existing files.
         default: the file to use without a label; empty for no default.
-        fallbacks: keys of `FALLBACKS`, tried in order if neither the label nor the default names a file.
+        fallbacks: fallback strategies, tried in order if neither the label nor the default names a file.
         last: the file of the last choice in force; None before the first choice.
         label_unknown: why the label is not known; empty if it is known.
         files_unknown: why the existing files are not known; empty if they are known.
@@ -71,7 +63,7 @@ def choose(
         return Choice(asked)
     if not asked:
         for strategy in fallbacks:
-            file = FALLBACKS[strategy](present)
+            file = _fallback(strategy, present)
             if file == NO_FILE and last:
                 why = f"the label names no config, and the fallback {strategy} does not replace one that was chosen before"
                 return _kept(last, f"{why}: {_available(present)}", "")
@@ -84,6 +76,15 @@ def choose(
     elif present:
         complaint = f"no config was set, no default was provided, and all fallbacks failed: {complaint}"
     return _kept(last, complaint, asked)
+
+
+def _fallback(strategy: str, present: Collection[str]) -> str | None:
+    """Return the file of a fallback strategy, None without one. The names and meanings are NVIDIA's."""
+    if strategy == "named":
+        return "default" if "default" in present else None
+    if strategy == "single":
+        return next(iter(present)) if len(present) == 1 else None
+    return NO_FILE
 
 
 def _kept(last: str | None, complaint: str, asked: str) -> Choice:

@@ -5,14 +5,11 @@ import re
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
-DOMAIN = "nvidia.com"
-"""The domain of every resource name that the operator gives without a domain."""
-
-PRESENT = f"{DOMAIN}/gpu.present"
-"""The label of nodes with a GPU. GPU Feature Discovery does not set it: NVIDIA's operator and people do."""
-
-TIMESTAMP = f"{DOMAIN}/gfd.timestamp"
-"""The label with the Unix time in whole seconds of the last change of the other labels."""
+DOMAIN = "nvidia.com"  # of every resource name that the operator gives without a domain
+PRESENT = f"{DOMAIN}/gpu.present"  # the label of nodes with a GPU, which NVIDIA's operator and people set
+TIMESTAMP = (
+    f"{DOMAIN}/gfd.timestamp"  # the label with the time of the last change of the others: Unix time, whole seconds
+)
 
 
 def whole_name(name: str) -> str:

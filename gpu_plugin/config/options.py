@@ -1,7 +1,6 @@
 """The data of an option of `gpu-plugin run`: heading in help, flags, environment names, key in the config file, and parser."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, get_args
 
 import msgspec
 
@@ -17,8 +16,8 @@ class Option(msgspec.Struct, frozen=True):
         heading: its heading in help; empty for an option without a flag.
         flags: the flags without dashes. Messages show the first flag.
         envs: environment variables in the order of priority.
-        file: the dotted key in the config file; empty for an option that is not in the file.
-        default: the default before `parse`, or None.
+        file: the dotted key in the config file; empty for an option without a key.
+        default: the default as text or as true or false; None without a default.
         parse: reads a value.
         help: the help text.
     """
@@ -29,7 +28,7 @@ class Option(msgspec.Struct, frozen=True):
     envs: tuple[str, ...]
     file: str
     default: object
-    parse: Reading[object]
+    parse: Reading[Any]
     help: str
 
     @property
@@ -40,39 +39,36 @@ class Option(msgspec.Struct, frozen=True):
     @property
     def many(self) -> bool:
         """Whether the flag may be repeated: its value is a list."""
-        forms = cast("Sequence[Mapping[str, object]]", self.parse.schema.get("anyOf", ()))
-        return any(form.get("type") == "array" for form in forms)
+        return any(form.get("type") == "array" for form in self.parse.schema.get("anyOf", ()))
 
 
 _declared: list[Option] = []
 
 
 def option(
-    heading: str,
-    file: str,
-    default: object,
-    parse: Reading[object],
-    text: str,
-    *,
-    flags: tuple[str, ...] = (),
-    envs: tuple[str, ...] = (),
+    heading: str, file: str, default: object, text: str, *, flags: tuple[str, ...] = (), envs: tuple[str, ...] = ()
 ) -> Any:
     """Declare an option, and return its default for the field of `Settings`.
 
-    The flag and the environment variable have the name of the field, unless others are given.
+    The flag and the environment variable have the name of the field, unless others are given. The field's type is annotated with
+    the `Reading` of its values.
     """
-    _declared.append(Option("", heading, flags, envs, file, default, parse, text))
-    return None if default is None else parse(default)
+    written = ",".join(default) if isinstance(default, tuple) else default
+    if isinstance(default, float):
+        written = values.spell_duration(default)
+    _declared.append(Option("", heading, flags, envs, file, written, values.text, text))
+    return default
 
 
-def declared(fields: Iterable[str]) -> tuple[Option, ...]:
+def declared(settings: type[msgspec.Struct]) -> tuple[Option, ...]:
     """Return the declared options with their names. The first fields are the options' fields, in the same order."""
     return tuple(
         msgspec.structs.replace(
             each,
-            name=name,
-            flags=each.flags or ((name.replace("_", "-"),) if each.heading else ()),
-            envs=each.envs or (name.upper(),),
+            name=field.name,
+            flags=each.flags or ((field.name.replace("_", "-"),) if each.heading else ()),
+            envs=each.envs or (field.name.upper(),),
+            parse=get_args(field.type)[1],
         )
-        for name, each in zip(fields, _declared, strict=False)
+        for field, each in zip(msgspec.structs.fields(settings), _declared, strict=False)
     )

@@ -1,12 +1,12 @@
 """Resolve the settings: flag > environment > file > default. Each value is read once, and every fault names its place."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from gpu_plugin.config.document import Document, at, is_manifest, unrendered
+from gpu_plugin.config.document import Document, is_manifest
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import Option
 from gpu_plugin.config.settings import OPTIONS, Settings
@@ -19,19 +19,19 @@ File = Document | Mapping[str, object] | None
 """A config file with its line numbers, the parsed content of a file, or no file."""
 
 
-SOCKET_NAME = 35
-"""Bytes of the shortest name of our sockets, with the slash before it."""
+SOCKET_NAME = 35  # bytes of the shortest name of our sockets, with the slash before it
 
 
-class _Written(msgspec.Struct, frozen=True):
-    """A file's content: its values after parsing, its faults, and its remarks, which are not faults."""
+class _File(msgspec.Struct, frozen=True):
+    """The content of a file: values of options by name, the other settings, faults, and remarks, which are no faults."""
 
     document: Document
-    content: Mapping[str, object]
-    sections: Mapping[str, Any]
-    faults: tuple[Fault, ...]
-    remarks: tuple[Fault, ...] = ()
-    without_effect: tuple[Fault, ...] = ()
+    options: Mapping[str, object] = {}
+    invalid: Collection[str] = ()  # names of options
+    sections: Mapping[str, Any] = {}
+    faults: Sequence[Fault] = ()
+    remarks: Sequence[Fault] = ()
+    without_effect: Sequence[Fault] = ()
 
 
 def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> Settings:
@@ -50,29 +50,25 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
         ConfigError: there are invalid values, unknown keys, or options that contradict each other. `faults` has all of them.
     """
     document = file if isinstance(file, Document) else Document.of(file, chosen(flags, environ) or "config file")
-    written = _read_file(document)
-    found: dict[str, Any] = {}
+    read = _read_file(document)
+    found: dict[str, Any] = {**read.options, **read.sections}
     faults: list[Fault] = []
     unsure: set[str] = set()
+    sources: dict[str, str] = {}
     for option in OPTIONS:
-        try:
-            if (value := _value(option, flags, environ, written.content)) is not None:
-                found[option.name] = value
-        except ConfigError as error:
-            faults += error.faults
-            unsure.add(option.name)
-    overruled = {option.name for option in OPTIONS if _given(option, flags, environ) is not None}
-    remarks, wrong = _remarks_and_faults(written.faults, overruled)
-    faults += wrong
-    unsure |= _faulty(written) - overruled
-    unused = () if found.get("config_file_srcdir") else tuple(_without_effect(flags, environ))
-    settings = Settings(
-        **found,
-        **written.sections,
-        remarks=(*remarks, *written.remarks),
-        without_effect=(*unused, *written.without_effect),
-    )
-    faults += [fault for fault, names in _contradictions(settings, written.document) if not names & unsure]
+        if (given := _given(option, flags, environ)) is not None:
+            written, source = given
+            sources[option.name] = source
+            try:
+                found[option.name] = option.parse(written)
+            except ValueError as error:
+                faults.append(Fault(str(error), source))
+                unsure.add(option.name)
+    unsure |= {*read.invalid} - sources.keys()
+    remarks, wrong = _remarks_and_faults(read.faults, sources)
+    unused = () if found.get("config_file_srcdir") else _without_effect(sources)
+    settings = Settings(**found, remarks=(*remarks, *read.remarks), without_effect=(*unused, *read.without_effect))
+    faults += [*wrong, *(fault for fault, names in _contradictions(settings, read) if not names & unsure)]
     if faults:
         raise ConfigError.of(sorted(faults, key=attrgetter("line")))
     return settings
@@ -83,9 +79,9 @@ def chosen(flags: Mapping[str, object], environ: Mapping[str, str]) -> str:
     return str(flags.get("config_file") or environ.get("CONFIG_FILE") or "")
 
 
-def _read_file(document: Document) -> _Written:
+def _read_file(document: Document) -> _File:
     if not document.content:
-        return _Written(document, {}, {}, ())
+        return _File(document)
     if is_manifest(document.content):
         kind = shortened(str(document.content["kind"]), 40)
         reason = (
@@ -94,49 +90,25 @@ def _read_file(document: Document) -> _Written:
         raise ConfigError.of([document.fault(("kind",), reason)])
     # The schema is needed only with a file.
     from gpu_plugin.config.health_section import verdicts  # noqa: PLC0415
-    from gpu_plugin.config.schema import Checked, in_known_case  # noqa: PLC0415
-    from gpu_plugin.config.schema_v1 import SCHEMA, name_patterns  # noqa: PLC0415
+    from gpu_plugin.config.schema import Reader  # noqa: PLC0415
+    from gpu_plugin.config.schema_v1 import File, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
     from gpu_plugin.config.switching import remarks_on_switching, unshared  # noqa: PLC0415
 
-    document = in_known_case(SCHEMA, document)
-    checked = Checked(document, SCHEMA)
-    gpu_names, gpu_faults = name_patterns(document, checked.content, "gpus")
-    mig_names, mig_faults = name_patterns(document, checked.content, "mig")
-    sharing, sharing_faults = shared_resources(
-        document, cast("Mapping[str, Any]", checked.content.get("sharing", {})), [pattern.name for pattern in mig_names]
+    reader = Reader(document, File)
+    file = reader.section(File, (), document.content) or File()
+    gpu_names, gpu_faults = name_patterns(document, "gpus", file.resources.gpus)
+    mig_names, mig_faults = name_patterns(document, "mig", file.resources.mig)
+    sharing, sharing_faults = shared_resources(document, file.sharing, [pattern.name for pattern in mig_names])
+    return _File(
+        document,
+        reader.options,
+        reader.invalid,
+        {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": verdicts(file.health)},
+        [*reader.faults, *gpu_faults, *mig_faults, *sharing_faults],
+        remarks_on_switching(document, file),
+        unshared(document, file),
     )
-    templates = unrendered(document)
-    places = {fault.path for fault in templates}
-    others = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
-    faults = (*templates, *(fault for fault in others if fault.path not in places))
-    health = verdicts(cast("Mapping[str, Any]", checked.content.get("health", {})))
-    sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": health}
-    remarks, without_effect = tuple(remarks_on_switching(document)), tuple(unshared(document))
-    return _Written(document, checked.content, sections, faults, remarks, without_effect)
-
-
-def _faulty(written: _Written) -> set[str]:
-    """Return the names of options with an invalid value in the file."""
-    places = {option.name: tuple(option.file.split(".")) for option in OPTIONS if option.file}
-    return {
-        name
-        for name, place in places.items()
-        if at(written.document.content, place) is not None and at(written.content, place) is None
-    }
-
-
-def _value(
-    option: Option, flags: Mapping[str, object], environ: Mapping[str, str], content: Mapping[str, object]
-) -> object:
-    """Return an option's value; None if it is not given. `content` is already parsed. Raises ConfigError for an invalid value."""
-    if (given := _given(option, flags, environ)) is not None:
-        written, source = given
-        try:
-            return option.parse(written)
-        except ValueError as error:
-            raise ConfigError.of([Fault(str(error), source)]) from None
-    return at(content, tuple(option.file.split("."))) if option.file else None
 
 
 def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[object, str] | None:
@@ -150,16 +122,15 @@ def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, st
     return None
 
 
-def _without_effect(flags: Mapping[str, object], environ: Mapping[str, str]) -> Iterator[Fault]:
+def _without_effect(sources: Mapping[str, str]) -> Iterator[Fault]:
     """Return a fault for each flag or variable that chooses a config file although no directory of files is set."""
     reason = (
         "has no effect without --config-file-srcdir (CONFIG_FILE_SRCDIR), which names the directory of config files: no file of "
         "such a directory is in force"
     )
-    for option in OPTIONS:
-        given = _given(option, flags, environ)
-        if given is not None and option.name in {"default_config", "fallback_strategies", "node_label"}:
-            yield Fault(reason, given[1])
+    for name in ("default_config", "fallback_strategies", "node_label"):
+        if name in sources:
+            yield Fault(reason, sources[name])
 
 
 def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
@@ -176,7 +147,7 @@ def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> 
     return remarks, wrong
 
 
-def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fault, set[str]]]:
+def _contradictions(settings: Settings, read: _File) -> Iterator[tuple[Fault, set[str]]]:
     """Return the contradictions between options, each with the names of the options."""
     socket, directory = settings.kubelet_socket, settings.device_plugin_dir
     if socket and directory is not None and socket.rpartition("/")[0].rstrip("/") != directory.rstrip("/"):
@@ -207,15 +178,15 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
     both = [gpu for gpu in settings.include_gpus if gpu in excluded]
     if both:
         reason = f"{', '.join(both)} is also on the list of GPUs to include (--include-gpus, selection.include)"
-        in_file = at(document.content, ("selection", "exclude")) is not None
-        fault = document.fault(("selection", "exclude"), reason) if in_file else Fault(reason, "--exclude-gpus")
+        in_file = "exclude_gpus" in read.options
+        fault = read.document.fault(("selection", "exclude"), reason) if in_file else Fault(reason, "--exclude-gpus")
         yield fault, {"include_gpus", "exclude_gpus"}
     if any(entry.strategy == MPS for entry in settings.sharing):
         if settings.mig_strategy == "mixed":
             reason = "using --mig-strategy=mixed is not supported with MPS"
-            yield document.fault(("sharing", "mps"), reason), {"mig_strategy"}
+            yield read.document.fault(("sharing", "mps"), reason), {"mig_strategy"}
         if not settings.mps_root:
             reason = (
                 "using MPS requires --mps-root to be specified: the host directory in which clients find the MPS daemon"
             )
-            yield document.fault(("sharing", "mps"), reason), {"mps_root"}
+            yield read.document.fault(("sharing", "mps"), reason), {"mps_root"}

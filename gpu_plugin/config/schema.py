@@ -1,193 +1,220 @@
-"""The tree of a config file's keys and values, and the strict check of a document by this tree."""
+"""Sections of a config file as structs, and the strict reader that makes them of a document.
 
+The fields of a section's struct are its keys. A field without a default is required. The type of a field is annotated with the
+kind of the value and the documentation: `Annotated[T, kind, Doc]`. A kind is a `Reading` for a value, `Rows`, `Table`, or the
+struct of a section, which may be left out if it is `T`. None stands for a row without a valid value for a required key, so that
+the other rows keep their index. The options with a key in the file (`settings.OPTIONS`) are keys of their section, too.
+"""
+
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import takewhile
-from operator import eq, itemgetter
+from operator import eq
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from gpu_plugin.config.document import Document, Place, at, spell
+from gpu_plugin.config.document import Document, Place, at, spell, template_reason
 from gpu_plugin.config.errors import Fault
-from gpu_plugin.config.values import ItemError, Reading, boolean, boolean_or_auto
+from gpu_plugin.config.settings import OPTIONS
+from gpu_plugin.config.values import Doc, ItemError, Reading, Rows, Table, boolean, boolean_or_auto
 from gpu_plugin.config.words import shortened
 
+S = TypeVar("S", bound=msgspec.Struct)
+
+# Truth values of YAML 1.1 that NVIDIA's parser accepts in a file, and that PyYAML reads as text.
 _ONE_LETTER: Mapping[str, object] = {"y": True, "Y": True, "n": False, "N": False}
-"""Truth values of YAML 1.1 that NVIDIA's parser accepts in a file, and that PyYAML reads as text."""
 
-MAX_HINTS = 20
-"""Unknown keys of a file with a hint at the right key: the search for a hint takes longer than all other checks."""
+MAX_HINTS = 20  # of a file, at the right keys: the search for a hint takes longer than all other checks
 
 
-class Leaf(msgspec.Struct, frozen=True):
-    """A value. `missing` is the error if it is not given; empty for an optional value."""
+class Key(msgspec.Struct, frozen=True):
+    """A key of a section. `field` is the field of the section's struct, or the name of the option."""
 
-    parse: Reading[object]
-    help: str = ""
-    default: object = None
-    missing: str = ""
-
-
-class Branch(msgspec.Struct, frozen=True):
-    """A mapping of these keys and no others."""
-
-    keys: Mapping[str, "Node"]
-    help: str = ""
+    field: str
+    kind: Reading[Any] | Rows | Table | type[msgspec.Struct]
+    doc: Doc
+    required: bool = False
+    option: bool = False
 
 
-class Rows(msgspec.Struct, frozen=True):
-    """A list of mappings. `missing` as for a value; an empty list counts as not given."""
-
-    row: Branch
-    help: str = ""
-    missing: str = ""
-
-
-class Table(msgspec.Struct, frozen=True):
-    """A mapping from keys that `key` reads to values of one kind. `key` must accept only one spelling of a key."""
-
-    key: Reading[object]
-    value: Leaf
-    help: str = ""
-
-
-Node = Leaf | Branch | Rows | Table
-
-
-def in_known_case(tree: Branch, document: Document) -> Document:
-    """Return a document with its keys in the case of the tree: NVIDIA's parser (Go's encoding/json) ignores the case of keys.
-
-    A key that occurs in two cases is not changed, so that it is refused.
-    """
-    moved: dict[Place, Place] = {}
-    content = _in_known_case(tree, document.content, (), (), moved)
-    if not moved:
-        return document
-    lines = {moved.get(place, place): line for place, line in document.lines.items()}
-    return Document.of(content, document.source, lines)
-
-
-def _in_known_case(node: Node | None, value: object, was: Place, becomes: Place, moved: dict[Place, Place]) -> object:
-    """Return the value with its keys in the case of the tree, and add changed places to `moved`, from `was` to `becomes`."""
-    if was != becomes:
-        moved[was] = becomes
-    if isinstance(value, list) and (node is None or isinstance(node, Rows)):
-        row = node.row if isinstance(node, Rows) else None
-        return [_in_known_case(row, item, (*was, at), (*becomes, at), moved) for at, item in enumerate(value)]
-    if not isinstance(value, Mapping):
-        return value
-    keys = node.keys if isinstance(node, Branch) else {}
-    known = {key.lower(): key for key in keys}
-    written = [str(name).lower() for name in value]
-    found: dict[object, object] = {}
-    for name, inner in value.items():
-        lower = str(name).lower()
-        key = known[lower] if name not in keys and lower in known and written.count(lower) == 1 else name
-        found[key] = _in_known_case(keys.get(str(key)), inner, (*was, str(name)), (*becomes, str(key)), moved)
+@cache
+def keys_of(section: type[msgspec.Struct], path: str) -> Mapping[str, Key]:
+    """Return the keys of the section at a dotted path."""
+    found = {}
+    for option in OPTIONS:
+        above, _, name = option.file.rpartition(".")
+        if above and above == path:
+            found[name] = Key(option.name, option.parse, Doc(option.help, option.default), option=True)
+    for field in msgspec.structs.fields(section):
+        *_, kind, doc = get_args(field.type)
+        found[field.encode_name] = Key(field.name, kind, doc, field.required)
     return found
 
 
-class Checked:
-    """A document after the check by a tree.
+def dotted(place: Place) -> str:
+    """Return the keys of a place, without indices, as a dotted path."""
+    return ".".join(step for step in place if isinstance(step, str))
+
+
+def _paths(section: type[msgspec.Struct], above: Place = ()) -> Iterator[Place]:
+    """Return the place of every key outside of lists."""
+    for name, key in keys_of(section, dotted(above)).items():
+        yield (*above, name)
+        if isinstance(key.kind, type):
+            yield from _paths(key.kind, (*above, name))
+
+
+class Reader:
+    """Reads a document as a struct.
 
     Attributes:
-        content: the document with every value parsed, without keys that are null or invalid. Rows keep their positions.
-        faults: all faults, in the order of the document.
+        options: the valid values of options, by name.
+        invalid: the names of options with an invalid value.
+        faults: all faults, with paths in the case of the schema.
     """
 
-    def __init__(self, document: Document, tree: Branch) -> None:
+    def __init__(self, document: Document, schema: type[msgspec.Struct]) -> None:
+        self.options: dict[str, object] = {}
+        self.invalid: set[str] = set()
         self.faults: list[Fault] = []
         self._document = document
-        self._tree = tree
+        self._schema = schema
         self._hints = MAX_HINTS
-        self.content = self._branch((), tree, document.content)
 
-    def _branch(self, place: Place, branch: Branch, written: Mapping[str, object]) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for key, value in written.items():
-            name = str(key)
-            node = branch.keys.get(name)
-            if node is None:
-                self._fault((*place, name), self._unknown(place, branch, name))
+    def section(self, section: type[S], place: Place, written: object) -> S | None:
+        """Return the section at a place; None if it is not a mapping, or has no valid value for a required key."""
+        if not isinstance(written, Mapping):
+            self._refuse(place, written, f"a mapping is needed here, not {shown(written)}")
+            return None
+        known = keys_of(section, dotted(place))
+        given = set()
+        found: dict[str, Any] = {}
+        for name, value in self._given(known, place, written):
+            given.add(name)
+            key = known[name]
+            read = self._value(key, (*place, name), value)
+            if read is not None:
+                (self.options if key.option else found)[key.field] = read
+            elif key.option:
+                self.invalid.add(key.field)
+        required = [(name, key.field) for name, key in known.items() if key.required]
+        for name, _ in required:
+            if name not in given:
+                self._fault(place, f"no {name} specified")
+        return section(**found) if all(field in found for _, field in required) else None
+
+    def _given(
+        self, known: Mapping[str, Key], place: Place, written: Mapping[object, object]
+    ) -> Iterator[tuple[str, object]]:
+        """Return the known keys and their values. NVIDIA's parser (Go's encoding/json) ignores the case of keys."""
+        folded = {name.lower(): name for name in known}
+        spellings = Counter(str(name).lower() for name in written)
+        for each, value in written.items():
+            name = str(each)
+            if name not in known and spellings[name.lower()] == 1:
+                name = folded.get(name.lower(), name)
+            if name not in known:
+                self._fault((*place, name), template_reason(name) or self._unknown(place, known, name))
             elif value is not None:
-                faults = len(self.faults)
-                read = self._node((*place, name), node, value)
-                if len(self.faults) == faults or not isinstance(node, Leaf):
-                    found[name] = read
-        for name, node in branch.keys.items():
-            if isinstance(node, Leaf | Rows) and node.missing and written.get(name) is None:
-                self._fault(place, node.missing)
-        return found
+                yield name, value
 
-    def _node(self, place: Place, node: Node, value: object) -> object:
-        if isinstance(node, Leaf):
-            return self._leaf(place, node, value)
-        if isinstance(node, Rows):
-            if not isinstance(value, list | tuple):
-                self._fault(place, f"a list is needed here, not {shown(value)}")
-                return []
-            if not value and node.missing:
-                self._fault(place, node.missing)
-            return [self._node((*place, index), node.row, row) for index, row in enumerate(value)]
+    def _value(self, key: Key, place: Place, value: object) -> object:
+        """Return the value of a key; None if it is invalid."""
+        if isinstance(key.kind, Reading):
+            return self._parsed(key.kind, place, value)
+        if isinstance(key.kind, Rows):
+            return self._rows(key, key.kind.section, place, value)
+        if isinstance(key.kind, Table):
+            return self._table(key.kind, place, value)
+        return self.section(key.kind, place, value)
+
+    def _rows(self, key: Key, section: type[msgspec.Struct], place: Place, value: object) -> object:
+        if not isinstance(value, list | tuple):
+            self._refuse(place, value, f"a list is needed here, not {shown(value)}")
+            return None
+        if not value and key.required:
+            self._fault(place, f"no {place[-1]} specified")
+        return tuple(self.section(section, (*place, index), row) for index, row in enumerate(value))
+
+    def _table(self, table: Table, place: Place, value: object) -> object:
         if not isinstance(value, Mapping):
-            self._fault(place, f"a mapping is needed here, not {shown(value)}")
-            return {}
-        return self._table(place, node, value) if isinstance(node, Table) else self._branch(place, node, value)
-
-    def _table(self, place: Place, table: Table, written: Mapping[str, object]) -> dict[object, object]:
-        found: dict[object, object] = {}
-        for name, value in written.items():
+            self._refuse(place, value, f"a mapping is needed here, not {shown(value)}")
+            return None
+        found = {}
+        for name, inner in value.items():
             here = (*place, str(name))
-            faults = len(self.faults)
             try:
-                key = table.key(name)
+                known = table.names(name)
             except ValueError as error:
-                self._fault(here, str(error))
+                self._fault(here, template_reason(str(name)) or str(error))
                 continue
-            if value is not None:
-                read = self._leaf(here, table.value, value)
-                if len(self.faults) == faults:
-                    found[key] = read
+            if inner is not None and (parsed := self._parsed(table.values, here, inner)) is not None:
+                found[known] = parsed
         return found
 
-    def _leaf(self, place: Place, leaf: Leaf, value: object) -> object:
-        if leaf.parse in (boolean, boolean_or_auto) and isinstance(value, str):
+    def _parsed(self, reading: Reading[Any], place: Place, value: object) -> object:
+        if reading in (boolean, boolean_or_auto) and isinstance(value, str):
             value = _ONE_LETTER.get(value, value)
+        if any(_templates(value, place)):
+            self._refuse(place, value, "")
+            return None
         try:
-            return leaf.parse(value)
+            return reading(value)
         except ItemError as error:
             self._fault((*place, error.index), str(error))
         except ValueError as error:
             self._fault(place, str(error))
         return None
 
+    def _refuse(self, place: Place, value: object, reason: str) -> None:
+        """Add a fault of a value. Template actions in the value are the cause, if there are any."""
+        for where, why in [*_templates(value, place)] or [(place, reason)]:
+            self._fault(where, why)
+
     def _fault(self, place: Place, reason: str) -> None:
         self.faults.append(self._document.fault(place, shortened(reason, 400)))
 
-    def _unknown(self, place: Place, branch: Branch, name: str) -> str:
+    def _unknown(self, place: Place, known: Mapping[str, Key], name: str) -> str:
         if "." in name:
             return "unknown key; nest mappings instead of writing dots"
         self._hints -= 1
-        near = self._meant(place, branch, name) if self._hints >= 0 else ""
+        near = self._meant(place, known, name) if self._hints >= 0 else ""
         return f"unknown key; did you mean {near}?" if near else "unknown key"
 
-    def _meant(self, place: Place, branch: Branch, name: str) -> str:
-        """Return the path that was probably meant, in the same mapping or another mapping; empty if no key is similar."""
+    def _meant(self, place: Place, known: Mapping[str, Key], name: str) -> str:
+        """Return the path of the most similar key, in the same mapping or another mapping; empty if no key is similar."""
         import difflib  # noqa: PLC0415 - only for unknown keys
 
-        name = name[:80]
-        here = {_folded(key): spell((*place, key)) for key in branch.keys}
-        # Of several keys with one name, the last in this order wins: nearby, in a mapping of the file, first in the tree
-        candidates = [(_shared(place, each), self._written(each), each) for each in reversed([*_paths(self._tree)])]
-        elsewhere = {_folded(each[-1]): spell(each) for *_, each in sorted(candidates, key=itemgetter(0, 1))}
-        for known, cutoff in ((here, 1.0), (elsewhere, 1.0), (here, 0.6), (elsewhere, 0.8)):
-            near = difflib.get_close_matches(_folded(name), known, 1, cutoff)
+        def rank(other: Place) -> tuple[int, bool]:
+            """Prefer places with many mappings in common, then places in a mapping of the file."""
+            return len([*takewhile(bool, map(eq, place, other))]), at(self._document.content, other[:-1]) is not None
+
+        here = {_folded(key): spell((*place, key)) for key in known}
+        best: dict[str, Place] = {}
+        for other in _paths(self._schema):
+            folded = _folded(str(other[-1]))
+            if folded not in best or rank(other) > rank(best[folded]):
+                best[folded] = other
+        elsewhere = {folded: spell(other) for folded, other in best.items()}
+        for names, cutoff in ((here, 1.0), (elsewhere, 1.0), (here, 0.6), (elsewhere, 0.8)):
+            near = difflib.get_close_matches(_folded(name[:80]), names, 1, cutoff)
             if near:
-                return known[near[0]]
+                return names[near[0]]
         return ""
 
-    def _written(self, place: tuple[str, ...]) -> bool:
-        """Whether the file has the mapping around this place."""
-        return at(self._document.content, place[:-1]) is not None
+
+def _templates(value: object, place: Place) -> Iterator[tuple[Place, str]]:
+    """Return the place and the fault of each text with a template action. In quotes, such a text is valid YAML."""
+    if isinstance(value, str) and (reason := template_reason(value)):
+        yield place, reason
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _templates(item, (*place, index))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _templates(item, (*place, str(key)))
 
 
 def shown(value: object) -> str:
@@ -198,16 +225,3 @@ def shown(value: object) -> str:
 def _folded(key: str) -> str:
     """Return a key in one form for all its spellings: migStrategy, mig-strategy and MIG_STRATEGY."""
     return key.replace("-", "").replace("_", "").lower()
-
-
-def _shared(place: Place, other: Place) -> int:
-    """Return the number of mappings that contain both places."""
-    return len([*takewhile(bool, map(eq, place, other))])
-
-
-def _paths(branch: Branch, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Return the place of every key outside of lists."""
-    for key, node in branch.keys.items():
-        yield (*above, key)
-        if isinstance(node, Branch):
-            yield from _paths(node, (*above, key))

@@ -1,26 +1,23 @@
-"""Schema v1 of the config file: NVIDIA's keys (api/config/v1/config.go, flags.go, resources.go) and some of our own.
+"""Schema v1 of the config file: NVIDIA's keys (api/config/v1/config.go, flags.go, resources.go) and some of our own."""
 
-The single values are the options of `settings.OPTIONS` with a key in the file.
-"""
+from collections.abc import Sequence
+from typing import Annotated
 
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+import msgspec
 
-from gpu_plugin.config import values
-from gpu_plugin.config.device_names import MAX_PATTERN, bounded_pattern
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import Fault
-from gpu_plugin.config.health_section import HEALTH
-from gpu_plugin.config.options import Option
-from gpu_plugin.config.schema import Branch, Leaf, Node, Rows
-from gpu_plugin.config.settings import OPTIONS
+from gpu_plugin.config.health_section import Health
 from gpu_plugin.config.sharing import NamePattern
-from gpu_plugin.config.sharing_section import SHARING, resource_name
-from gpu_plugin.config.values import reading
+from gpu_plugin.config.sharing_section import Sharing
+from gpu_plugin.config.values import Doc, Rows, boolean, reading
 
 VERSION = "v1"
 
-_PATTERNS = {"gpus": "whole GPUs by model", "mig": "MIG devices by profile"}
+FOREIGN = (("flags", "useNodeFeatureAPI"), ("flags", "gfd"))
+"""The places of values for gpu-feature-discovery in the same file."""
+
+_theirs = Doc("read by gpu-feature-discovery")
 
 
 @reading({"enum": [VERSION, ""]})
@@ -38,89 +35,59 @@ def _single(written: object) -> object:
     return written
 
 
-@reading({"type": "string", "pattern": rf"^[^\n\u0000]{{1,{MAX_PATTERN}}}$"})
-def _pattern(written: object) -> str:
-    if not values.text(written):
-        raise ValueError("no pattern specified")
-    return bounded_pattern(values.text(written))
+_GFD = ("oneshot", "noTimestamp", "sleepInterval", "outputFile", "machineTypeFile")
+Gfd = msgspec.defstruct("Gfd", [(key, Annotated[object, _single, _theirs], None) for key in _GFD], frozen=True)
 
 
-def _names(of: str) -> Rows:
-    row = Branch(
-        {
-            "pattern": Leaf(_pattern, '"*" stands for any text, all else for itself', missing="no pattern specified"),
-            "name": Leaf(
-                resource_name,
-                "the resource; without a domain, one of nvidia.com/",
-                missing="no resource name specified",
-            ),
-        }
+class Options(msgspec.Struct, frozen=True):
+    """A section whose keys are options."""
+
+
+class Flags(msgspec.Struct, frozen=True):
+    """Options, and values of gpu-feature-discovery."""
+
+    plugin: Annotated[Options, Doc("of the device plugin only")] = Options()
+    use_node_feature_api: Annotated[bool, boolean, _theirs] = msgspec.field(name="useNodeFeatureAPI", default=False)
+    gfd: Annotated[msgspec.Struct, Gfd, _theirs] = Gfd()
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """Resource names by pattern. The first matching pattern counts."""
+
+    gpus: Annotated[
+        tuple[NamePattern | None, ...],
+        Rows(NamePattern),
+        Doc("the resources of whole GPUs by model; the first pattern that matches counts"),
+    ] = ()
+    mig: Annotated[
+        tuple[NamePattern | None, ...],
+        Rows(NamePattern),
+        Doc("the resources of MIG devices by profile; the first pattern that matches counts"),
+    ] = ()
+
+
+class File(msgspec.Struct, frozen=True):
+    """A config file."""
+
+    version: Annotated[str, _version, Doc("version of this schema", VERSION)] = VERSION
+    flags: Annotated[Flags, Doc("what flags say as well")] = Flags()
+    resources: Annotated[Resources, Doc("names of resources by pattern")] = Resources()
+    sharing: Annotated[Sharing, Doc("resources that several containers use at once")] = Sharing()
+    imex: Annotated[Options, Doc("IMEX channels")] = Options()
+    selection: Annotated[Options, Doc("which GPUs are served at all")] = Options()
+    health: Annotated[Health, Doc("what counts against a GPU: ignore, app (for Xids only), degraded or fatal")] = (
+        Health()
     )
-    return Rows(row, f"the resources of {of}; the first pattern that matches counts")
-
-
-_FOREIGN: Mapping[str, Node] = {
-    "useNodeFeatureAPI": Leaf(values.boolean, "read by gpu-feature-discovery"),
-    "gfd": Branch(
-        {
-            key: Leaf(_single, "read by gpu-feature-discovery")
-            for key in ("oneshot", "noTimestamp", "sleepInterval", "outputFile", "machineTypeFile")
-        },
-        "read by gpu-feature-discovery",
-    ),
-}
-
-FOREIGN = (("flags", "useNodeFeatureAPI"), ("flags", "gfd"))
-"""The places of other programs' values in the same file."""
-
-
-def schema(options: Iterable[Option]) -> Branch:
-    """Return the tree of the whole file. Raises LookupError if the section of an option does not exist."""
-    plugin: dict[str, Node] = {}
-    flags: dict[str, Node] = {}
-    branches: dict[str, dict[str, Node]] = {"flags": flags, "flags.plugin": plugin, "imex": {}, "selection": {}}
-    for option in options:
-        branch, _, key = option.file.rpartition(".")
-        if branch and branch not in branches:
-            raise LookupError(
-                f"the option {option.name!r} has a key in {branch} of the config file, and this section does not exist: "
-                "add it to `schema` in gpu_plugin/config/schema_v1.py"
-            )
-        if branch:
-            branches[branch][key] = Leaf(option.parse, option.help, option.default)
-    return Branch(
-        {
-            "version": Leaf(_version, "version of this schema", VERSION),
-            "flags": Branch(
-                {**flags, "plugin": Branch(plugin, "of the device plugin only"), **_FOREIGN}, "what flags say as well"
-            ),
-            "resources": Branch(
-                {key: _names(text) for key, text in _PATTERNS.items()}, "names of resources by pattern"
-            ),
-            "sharing": SHARING,
-            "imex": Branch(branches["imex"], "IMEX channels"),
-            "selection": Branch(branches["selection"], "which GPUs are served at all"),
-            "health": HEALTH,
-        },
-        "Configuration of gpu-plugin: NVIDIA's schema v1, read strictly.",
-    )
-
-
-SCHEMA = schema(OPTIONS)
 
 
 def name_patterns(
-    document: Document, content: Mapping[str, object], key: str
+    document: Document, key: str, rows: Sequence[NamePattern | None]
 ) -> tuple[tuple[NamePattern, ...], list[Fault]]:
     """Return the patterns under resources.gpus or resources.mig of a document, and a fault for each repeated pattern."""
     faults: list[Fault] = []
     found: dict[str, NamePattern] = {}
-    rows = cast("Mapping[str, Any]", content.get("resources", {})).get(key, ())
     for index, row in enumerate(rows):
-        pattern = row.get("pattern", "")
-        if pattern in found:
-            reason = f"the pattern {pattern!r} is already listed above; the first that matches counts"
+        if row is not None and found.setdefault(row.pattern, row) is not row:
+            reason = f"the pattern {row.pattern!r} is already listed above; the first that matches counts"
             faults.append(document.fault(("resources", key, index, "pattern"), reason))
-        elif {"pattern", "name"} <= row.keys():
-            found[pattern] = NamePattern(pattern, row["name"])
     return tuple(found.values()), faults

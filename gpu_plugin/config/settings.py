@@ -1,6 +1,7 @@
 """The daemon's settings, and every option of `gpu-plugin run` as data."""
 
 from functools import partial
+from typing import Annotated
 
 import msgspec
 
@@ -13,14 +14,10 @@ from gpu_plugin.config.places import STATE_DIR
 from gpu_plugin.config.sharing import DISTRIBUTED, NamePattern, SharedResource, Verdicts
 from gpu_plugin.config.values import Auto
 
+# The kubelet's directory of device plugins. It does not depend on the kubelet's --root-dir (pkg/kubelet, DevicePluginPath).
 DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
-"""The kubelet's directory of device plugins. It does not depend on the kubelet's --root-dir (pkg/kubelet, DevicePluginPath)."""
-
-CDI_DIR = "/var/run/cdi"
-"""The directory of generated CDI specifications (CDI specification; /etc/cdi is for files that people write)."""
-
-FEATURES_DIR = "/etc/kubernetes/node-feature-discovery/features.d"
-"""The directory from which Node Feature Discovery's worker reads files of features (its local source, source/local)."""
+CDI_DIR = "/var/run/cdi"  # of generated specifications (CDI specification; /etc/cdi is for files that people write)
+FEATURES_DIR = "/etc/kubernetes/node-feature-discovery/features.d"  # NFD's local source reads it (source/local)
 
 HEADINGS = (
     "GPUs",
@@ -38,7 +35,13 @@ _gpus, _container, _cdi, _directories, _health, _configuration, _logs, _node = (
     partial(option, heading) for heading in HEADINGS
 )
 _variable = partial(option, "")
-_feature = partial(_container, default=False, parse=values.boolean_or_auto)
+
+Switch = Annotated[bool, values.boolean]
+SwitchOrAuto = Annotated[bool | Auto, values.boolean_or_auto]
+Text = Annotated[str, values.text]
+Texts = Annotated[tuple[str, ...], values.texts]
+Path = Annotated[str, values.path]
+Root = Annotated[str, values.root]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,279 +64,215 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         without_effect: sentences about settings without effect.
     """
 
-    mig_strategy: str = _gpus(
-        "flags.migStrategy",
-        "none",
-        values.choice(*MIG_STRATEGIES),
-        f"how MIG devices are offered: {listed(MIG_STRATEGIES)}",
+    mig_strategy: Annotated[str, values.choice(*MIG_STRATEGIES)] = _gpus(
+        "flags.migStrategy", "none", f"how MIG devices are offered: {listed(MIG_STRATEGIES)}"
     )
-    fail_on_init_error: bool = _gpus(
-        "flags.failOnInitError",
-        True,
-        values.boolean,
-        "exit when there is no driver or no GPU; false: keep looking for one",
+    fail_on_init_error: Switch = _gpus(
+        "flags.failOnInitError", True, "exit when there is no driver or no GPU; false: keep looking for one"
     )
-    driver_root: str = _directories(
+    driver_root: Root = _directories(
         "flags.nvidiaDriverRoot",
         "/",
-        values.root,
         "root of the driver installation on the host",
         flags=("driver-root", "nvidia-driver-root"),
         envs=("NVIDIA_DRIVER_ROOT",),
     )
-    dev_root: str = _directories(
+    dev_root: Annotated[str, values.optional_root] = _directories(
         "flags.nvidiaDevRoot",
         "",
-        values.optional_root,
         "root of /dev on the host; by default the driver root for the device nodes that are there, and / for the others",
         flags=("dev-root", "nvidia-dev-root"),
         envs=("NVIDIA_DEV_ROOT",),
     )
-    pass_device_specs: bool = _container(
-        "flags.plugin.passDeviceSpecs", False, values.boolean, "list the device nodes in the answer to Allocate"
+    pass_device_specs: Switch = _container(
+        "flags.plugin.passDeviceSpecs", False, "list the device nodes in the answer to Allocate"
     )
-    device_list_strategy: tuple[str, ...] = _container(
-        "flags.plugin.deviceListStrategy",
-        "envvar",
-        values.choices(*DEVICE_LIST_STRATEGIES, exclusive=values.AUTO),
-        f"how the runtime is told of devices, one or several of {listed(DEVICE_LIST_STRATEGIES)}; "
-        "auto: cdi-cri where kubelet and runtime are known to take CDI device names, else envvar",
+    device_list_strategy: Annotated[tuple[str, ...], values.choices(*DEVICE_LIST_STRATEGIES, exclusive=values.AUTO)] = (
+        _container(
+            "flags.plugin.deviceListStrategy",
+            ("envvar",),
+            f"how the runtime is told of devices, one or several of {listed(DEVICE_LIST_STRATEGIES)}; "
+            "auto: cdi-cri where kubelet and runtime are known to take CDI device names, else envvar",
+        )
     )
-    device_id_strategy: str = _container(
-        "flags.plugin.deviceIDStrategy",
-        "uuid",
-        values.choice("uuid", "index"),
-        "how devices are identified to the runtime",
+    device_id_strategy: Annotated[str, values.choice("uuid", "index")] = _container(
+        "flags.plugin.deviceIDStrategy", "uuid", "how devices are identified to the runtime"
     )
-    gdrcopy_enabled: bool | Auto = _feature(
-        "flags.gdrcopyEnabled", text="give containers GDRCopy; auto: where its device nodes exist"
+    gdrcopy_enabled: SwitchOrAuto = _container(
+        "flags.gdrcopyEnabled", False, "give containers GDRCopy; auto: where its device nodes exist"
     )
-    gds_enabled: bool | Auto = _feature(
-        "flags.gdsEnabled", text="give containers GPUDirect Storage; auto: where its device nodes exist"
+    gds_enabled: SwitchOrAuto = _container(
+        "flags.gdsEnabled", False, "give containers GPUDirect Storage; auto: where its device nodes exist"
     )
-    mofed_enabled: bool | Auto = _feature(
-        "flags.mofedEnabled", text="give containers the MOFED devices; auto: where its device nodes exist"
+    mofed_enabled: SwitchOrAuto = _container(
+        "flags.mofedEnabled", False, "give containers the MOFED devices; auto: where its device nodes exist"
     )
-    cdi_annotation_prefix: str = _cdi(
-        "flags.plugin.cdiAnnotationPrefix",
-        "cdi.k8s.io/",
-        values.text,
-        "prefix of the annotation key under cdi-annotations",
+    cdi_annotation_prefix: Text = _cdi(
+        "flags.plugin.cdiAnnotationPrefix", "cdi.k8s.io/", "prefix of the annotation key under cdi-annotations"
     )
-    nvidia_cdi_hook_path: str = _cdi(
+    nvidia_cdi_hook_path: Annotated[str, values.optional_root] = _cdi(
         "flags.plugin.nvidiaCTKPath",
         "",
-        values.optional_root,
         "NVIDIA's hook on the host, nvidia-ctk or nvidia-cdi-hook, for CDI specifications with hooks; empty: they need none",
         flags=("nvidia-cdi-hook-path", "nvidia-ctk-path"),
         envs=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
     )
-    driver_root_ctr_path: str = _directories(
+    driver_root_ctr_path: Path = _directories(
         "flags.plugin.containerDriverRoot",
         "/driver-root",
-        values.path,
         "where the driver root is mounted for this process",
         flags=("driver-root-ctr-path", "container-driver-root"),
         envs=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
     )
-    mps_root: str = _container("flags.mpsRoot", "", values.optional_path, "host directory of MPS pipes")
-    shared_devices_allocation_policy: str = _container(
+    mps_root: Annotated[str, values.optional_path] = _container("flags.mpsRoot", "", "host directory of MPS pipes")
+    shared_devices_allocation_policy: Annotated[str, values.choice(*ALLOCATION_POLICIES)] = _container(
         "flags.plugin.sharedDevicesAllocationPolicy",
         DISTRIBUTED,
-        values.choice(*ALLOCATION_POLICIES),
         f"which GPUs shared devices are taken from: {listed(ALLOCATION_POLICIES)}",
     )
-    device_discovery_strategy: str = _gpus(
+    device_discovery_strategy: Annotated[str, values.choice("auto", "nvml", "tegra")] = _gpus(
         "flags.deviceDiscoveryStrategy",
         "auto",
-        values.choice("auto", "nvml", "tegra"),
         "how GPUs are found: what suits the platform, by NVML, or as the one GPU of a Tegra",
     )
-    imex_channel_ids: tuple[int, ...] | Auto = _container(
-        "imex.channelIDs",
-        "",
-        values.imex_channels,
-        "IMEX channels given to every container: none or 0; auto: 0 where its device node exists",
+    imex_channel_ids: Annotated[tuple[int, ...] | Auto, values.imex_channels] = _container(
+        "imex.channelIDs", (), "IMEX channels given to every container: none or 0; auto: 0 where its device node exists"
     )
-    imex_required: bool = _container("imex.required", False, values.boolean, "treat a missing IMEX channel as an error")
-    kubelet_socket: str | None = _directories(
+    imex_required: Switch = _container("imex.required", False, "treat a missing IMEX channel as an error")
+    kubelet_socket: Annotated[str | None, values.optional_path] = _directories(
         "",
         None,
-        values.optional_path,
         "the kubelet's registration socket; empty: serve without registering [default: kubelet.sock in the directory]",
     )
-    config_file: str = _configuration("", "", values.text, "settings as YAML or JSON, in NVIDIA's schema v1")
-    cdi_feature_flags: tuple[str, ...] = _cdi(
+    config_file: Text = _configuration("", "", "settings as YAML or JSON, in NVIDIA's schema v1")
+    cdi_feature_flags: Texts = _cdi(
         "",
-        "",
-        values.texts,
+        (),
         "NVIDIA's feature flags for CDI: no-additional-gids-for-device-nodes (no groups for DRM nodes), "
         "disable-ipc-discoverer (no sockets of the driver's daemons); others change nothing",
     )
-    cdi_disable_hooks: tuple[str, ...] = _cdi("", "", values.texts, "hooks of NVIDIA's to leave out, by name, or all")
-    config_file_srcdir: str = _configuration(
-        "", "", values.text, "directory of settings files, of which the node's label names one"
+    cdi_disable_hooks: Texts = _cdi("", (), "hooks of NVIDIA's to leave out, by name, or all")
+    config_file_srcdir: Text = _configuration(
+        "", "", "directory of settings files, of which the node's label names one"
     )
-    default_config: str = _configuration("", "", values.text, "the file in that directory for a node without the label")
-    fallback_strategies: tuple[str, ...] = _configuration(
+    default_config: Text = _configuration("", "", "the file in that directory for a node without the label")
+    fallback_strategies: Annotated[tuple[str, ...], values.choices("named", "single", "empty")] = _configuration(
         "",
-        "named,single",
-        values.choices("named", "single", "empty"),
+        ("named", "single"),
         "without a label or default: named (the file default), single (the only file), empty (no file); in order",
     )
-    node_name: str = _configuration("", "", values.text, "the Node whose label names the settings file")
-    node_label: str = _configuration(
-        "", "nvidia.com/device-plugin.config", values.label_key, "the label that names the settings file"
+    node_name: Text = _configuration("", "", "the Node whose label names the settings file")
+    node_label: Annotated[str, values.label_key] = _configuration(
+        "", "nvidia.com/device-plugin.config", "the label that names the settings file"
     )
-    kubeconfig: str = _configuration(
-        "", "", values.text, "how to reach the Kubernetes API [default: as a pod of the cluster]"
+    kubeconfig: Text = _configuration("", "", "how to reach the Kubernetes API [default: as a pod of the cluster]")
+    # The options from here on are our own.
+    device_plugin_dir: Annotated[str | None, values.path] = _directories(
+        "flags.devicePluginDir", None, f"directory of kubelet.sock and of our sockets [default: {DEVICE_PLUGIN_DIR}]"
     )
-    # From here on they are our own.
-    device_plugin_dir: str | None = _directories(
-        "flags.devicePluginDir",
-        None,
-        values.path,
-        f"directory of kubelet.sock and of our sockets [default: {DEVICE_PLUGIN_DIR}]",
-    )
-    pod_resources_socket: str | None = _directories(
+    pod_resources_socket: Annotated[str | None, values.path] = _directories(
         "flags.podResourcesSocket",
         None,
-        values.path,
         "where the kubelet says which devices pods hold "
         "[default: pod-resources/kubelet.sock beside the directory of device plugins]",
     )
-    cdi_dir: str = _cdi(
-        "flags.plugin.cdiDir",
-        CDI_DIR,
-        values.path,
-        "where CDI specifications are written for the container runtime to read",
+    cdi_dir: Path = _cdi(
+        "flags.plugin.cdiDir", CDI_DIR, "where CDI specifications are written for the container runtime to read"
     )
-    cdi_remove_on_exit: bool = _cdi(
+    cdi_remove_on_exit: Switch = _cdi(
         "flags.plugin.cdiRemoveOnExit",
         False,
-        values.boolean,
         "remove the CDI specifications when told to stop: for uninstalling, since containers that restart need them",
     )
-    include_gpus: tuple[str, ...] = _gpus(
+    include_gpus: Annotated[tuple[str, ...], selected_gpus] = _gpus(
         "selection.include",
-        "",
-        selected_gpus,
+        (),
         "serve only these GPUs: index, GPU-<uuid>, PCI bus id or model, in which * stands for any text",
     )
-    exclude_gpus: tuple[str, ...] = _gpus(
-        "selection.exclude", "", selected_gpus, "serve all GPUs except these, named the same way"
+    exclude_gpus: Annotated[tuple[str, ...], selected_gpus] = _gpus(
+        "selection.exclude", (), "serve all GPUs except these, named the same way"
     )
-    simulate: str = _gpus(
-        "", "", values.text, "serve a simulated node: the name of a profile, or a file that describes one"
-    )
-    state_dir: str = _directories(
-        "flags.stateDir", STATE_DIR, values.path, "directory of what must outlive this process"
-    )
-    http_address: str = _logs(
+    simulate: Text = _gpus("", "", "serve a simulated node: the name of a profile, or a file that describes one")
+    state_dir: Path = _directories("flags.stateDir", STATE_DIR, "directory of what must outlive this process")
+    http_address: Annotated[str, values.listen_address] = _logs(
         "flags.httpAddress",
         "",
-        values.listen_address,
         "HOST:PORT where probes (/livez, /readyz, /startupz) and /metrics are answered; empty: nowhere",
     )
-    log_format: str = _logs("flags.logFormat", "text", values.choice("text", "json"), "form of log lines, text or json")
-    log_level: str = _logs(
-        "flags.logLevel",
-        "info",
-        values.choice("debug", "info", "warning", "error"),
-        "lowest severity shown: debug, info, warning, error",
+    log_format: Annotated[str, values.choice("text", "json")] = _logs(
+        "flags.logFormat", "text", "form of log lines, text or json"
     )
-    health_poll_interval: float = _health(
-        "flags.healthPollInterval", "5s", values.duration(0.05, 3600), "interval between two looks at each GPU"
+    log_level: Annotated[str, values.choice("debug", "info", "warning", "error")] = _logs(
+        "flags.logLevel", "info", "lowest severity shown: debug, info, warning, error"
     )
-    temperature_recovery: float = _health(
-        "flags.temperatureRecovery",
-        "5m",
-        values.duration(0, 86400),
-        "how long an overheated GPU must stay cool before it is Healthy again",
+    health_poll_interval: Annotated[float, values.duration(0.05, 3600)] = _health(
+        "flags.healthPollInterval", 5.0, "interval between two looks at each GPU"
     )
-    nvml_timeout: float = _health(
-        "flags.nvmlTimeout",
-        "30s",
-        values.duration(0.1, 3600),
-        "how long an NVML call may take before its GPU counts as hung",
+    temperature_recovery: Annotated[float, values.duration(0, 86400)] = _health(
+        "flags.temperatureRecovery", 300.0, "how long an overheated GPU must stay cool before it is Healthy again"
     )
-    flap_guard: float = _health(
+    nvml_timeout: Annotated[float, values.duration(0.1, 3600)] = _health(
+        "flags.nvmlTimeout", 30.0, "how long an NVML call may take before its GPU counts as hung"
+    )
+    flap_guard: Annotated[float, values.duration(0, 86400)] = _health(
         "flags.flapGuard",
-        "1h",
-        values.duration(0, 86400),
+        3600.0,
         "how long a GPU is held back that became unfit for the same reason three times within an hour; 0s: not at all",
     )
-    vanished_gpu_retention: float = _health(
-        "flags.vanishedGpuRetention",
-        "24h",
-        values.duration(1, 30 * 86400),
-        "how long a GPU that is gone from the node stays listed, as unhealthy",
+    vanished_gpu_retention: Annotated[float, values.duration(1, 30 * 86400)] = _health(
+        "flags.vanishedGpuRetention", 86400.0, "how long a GPU that is gone from the node stays listed, as unhealthy"
     )
-    pod_metrics: bool = _logs(
+    pod_metrics: Switch = _logs(
         "flags.podMetrics",
         True,
-        values.boolean,
         "name the pods that hold devices in /metrics and on the status page, where the kubelet's PodResources service says so",
     )
-    status_page: bool = _logs(
-        "flags.statusPage", True, values.boolean, "serve the status page at / of the HTTP address"
-    )
-    status_page_hosts: tuple[str, ...] = _logs(
+    status_page: Switch = _logs("flags.statusPage", True, "serve the status page at / of the HTTP address")
+    status_page_hosts: Annotated[tuple[str, ...], values.host_names] = _logs(
         "flags.statusPageHosts",
-        "",
-        values.host_names,
+        (),
         "names under which the page is shown, besides localhost, the name of the node and all addresses; "
         "*.example.com for all below example.com",
     )
-    node_events: bool = _node(
-        "flags.nodeEvents",
-        False,
-        values.boolean,
-        "write a Kubernetes Event on the Node when the health of a GPU changes",
+    node_events: Switch = _node(
+        "flags.nodeEvents", False, "write a Kubernetes Event on the Node when the health of a GPU changes"
     )
-    pod_events: bool = _node("flags.podEvents", False, values.boolean, "write it also on the pods that hold the GPU")
-    node_condition: bool = _node(
-        "flags.nodeCondition",
-        False,
-        values.boolean,
-        "keep the condition GPUHealthy on the Node, for people and remediation tools",
+    pod_events: Switch = _node("flags.podEvents", False, "write it also on the pods that hold the GPU")
+    node_condition: Switch = _node(
+        "flags.nodeCondition", False, "keep the condition GPUHealthy on the Node, for people and remediation tools"
     )
-    node_taint: str = _node(
+    node_taint: Annotated[str, values.choice("none", "NoSchedule", "PreferNoSchedule", "NoExecute")] = _node(
         "flags.nodeTaint",
         "none",
-        values.choice("none", "NoSchedule", "PreferNoSchedule", "NoExecute"),
         "effect of the taint nvidia.com/gpu-unhealthy that the Node has while a GPU is Unhealthy; none: no taint",
     )
-    cordon_annotation: bool = _node(
+    cordon_annotation: Switch = _node(
         "flags.cordonAnnotation",
         False,
-        values.boolean,
         "hold back the GPUs that the Node's annotation nvidia.com/gpu-plugin.cordon names",
     )
-    node_labels: str = _node(
+    node_labels: Annotated[str, values.choice("none", "file", "api")] = _node(
         "flags.nodeLabels",
         "none",
-        values.choice("none", "file", "api"),
         "label the Node as GPU Feature Discovery does: by a file for Node Feature Discovery, by the Kubernetes API, or not",
     )
-    features_dir: str = _node(
-        "flags.featuresDir", FEATURES_DIR, values.path, "where Node Feature Discovery reads the file of labels"
+    features_dir: Path = _node(
+        "flags.featuresDir", FEATURES_DIR, "where Node Feature Discovery reads the file of labels"
     )
-    event_loop: str = _logs(
+    event_loop: Annotated[str, values.choice("asyncio", "uvloop")] = _logs(
         "flags.eventLoop",
         "asyncio",
-        values.choice("asyncio", "uvloop"),
         "event loop: asyncio, or uvloop where the extra of that name is installed (a tenth faster, 2 MiB more)",
     )
     # Only the environment has these, as in NVIDIA's plugin; the last as in Google's plugin (container-engine-accelerators,
     # cmd/nvidia_gpu).
-    disable_healthchecks: str = _variable(
-        "", "", values.text, "Xids that are not faults: numbers, xids, or all", envs=("DP_DISABLE_HEALTHCHECKS",)
+    disable_healthchecks: Text = _variable(
+        "", "", "Xids that are not faults: numbers, xids, or all", envs=("DP_DISABLE_HEALTHCHECKS",)
     )
-    enable_healthchecks: str = _variable(
-        "", "", values.text, "Xids that are faults after all: numbers, or all", envs=("DP_ENABLE_HEALTHCHECKS",)
+    enable_healthchecks: Text = _variable(
+        "", "", "Xids that are faults after all: numbers, or all", envs=("DP_ENABLE_HEALTHCHECKS",)
     )
-    xid_config: str = _variable("", "", values.text, "further Xids that are faults: numbers", envs=("XID_CONFIG",))
+    xid_config: Text = _variable("", "", "further Xids that are faults: numbers", envs=("XID_CONFIG",))
     sharing: tuple[SharedResource, ...] = ()
     gpu_names: tuple[NamePattern, ...] = ()
     mig_names: tuple[NamePattern, ...] = ()
@@ -379,7 +318,7 @@ class SettingsStore:
         self.current = settings
 
 
-OPTIONS = declared(Settings.__struct_fields__)
+OPTIONS = declared(Settings)
 DEFAULTS = Settings()
 
 _COMPARED_FIELDS = tuple(name for name in Settings.__struct_fields__ if name not in {"remarks", "without_effect"})

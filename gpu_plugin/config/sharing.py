@@ -1,17 +1,24 @@
 """Settings of the config file that are not single values: shared devices, names by pattern, verdicts. Immutable and checked."""
 
+from typing import Annotated
+
 import msgspec
+
+from gpu_plugin.config.device_names import model_pattern, resource_name
+from gpu_plugin.config.values import Doc, memory_mib, percentage
 
 TIME_SLICING = "time-slicing"
 MPS = "mps"
 
-SECTIONS = {"timeSlicing": TIME_SLICING, "mps": MPS}
-"""The strategy of each key in the section `sharing` of a config file."""
+SECTIONS = {
+    "timeSlicing": TIME_SLICING,
+    "mps": MPS,
+}  # the strategy of each key in the section `sharing` of a config file
 
+# The values of --shared-devices-allocation-policy, which `placement.shared` implements.
 DISTRIBUTED = "distributed"
 PACKED = "packed"
 SPREAD = "spread"
-"""The values of --shared-devices-allocation-policy, which `placement.shared` implements."""
 
 
 class DeviceChoice(msgspec.Struct, frozen=True):
@@ -36,8 +43,12 @@ class MpsLimits(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     case.
     """
 
-    active_thread_percentage: float | None = None
-    pinned_memory: int | None = None
+    active_thread_percentage: Annotated[
+        float | None, percentage, Doc("percent of a GPU's threads that each client may use")
+    ] = None
+    pinned_memory: Annotated[
+        int | None, memory_mib, Doc("device memory that each client may use: 8Gi, 8192Mi, or a number of MiB")
+    ] = None
 
 
 class SharedResource(msgspec.Struct, frozen=True):
@@ -63,8 +74,8 @@ class NamePattern(msgspec.Struct, frozen=True):
     "*" matches any text. No other character is special.
     """
 
-    pattern: str
-    name: str
+    pattern: Annotated[str, model_pattern, Doc('"*" stands for any text, all else for itself')]
+    name: Annotated[str, resource_name, Doc("the resource; without a domain, one of nvidia.com/")]
 
 
 class Verdicts(msgspec.Struct, frozen=True):

@@ -4,43 +4,23 @@ Keys, forms and rules are the same as in NVIDIA's plugin v0.20.0 (api/config/v1/
 `rename` and `devices` take effect, several entries may divide the devices of one resource, and contradictions are refused.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Annotated
 
 import msgspec
 
-from gpu_plugin.config import values
-from gpu_plugin.config.device_names import LISTED, listed_device
+from gpu_plugin.config.device_names import LISTED, listed_device, resource_name
 from gpu_plugin.config.document import Document, Place, spell
 from gpu_plugin.config.errors import Fault
-from gpu_plugin.config.names import resource_name_fault, whole_name
-from gpu_plugin.config.schema import Branch, Leaf, Rows
-from gpu_plugin.config.sharing import MPS, SECTIONS, TIME_SLICING, DeviceChoice, MpsLimits, SharedResource
-from gpu_plugin.config.values import ItemError, Reading, reading
+from gpu_plugin.config.names import resource_name_fault
+from gpu_plugin.config.sharing import MPS, TIME_SLICING, DeviceChoice, MpsLimits, SharedResource
+from gpu_plugin.config.values import Doc, ItemError, Reading, Rows, boolean, read_items, reading
 
+# The most devices in a list: a kubelet reads 4 MiB at most, and each device takes about 50 bytes at least.
 MAX_REPLICAS = 4 * 1024 * 1024 // 50
-"""The most devices in a list. A kubelet reads 4 MiB at most, and each device takes about 50 bytes at least."""
-
+# Clients of an MPS daemon on Volta and later GPUs (CUDA MPS documentation, "Volta MPS"). Older GPUs allow fewer.
 MAX_MPS_REPLICAS = 48
-"""Clients of an MPS daemon on Volta and later GPUs (CUDA MPS documentation, "Volta MPS"). Older GPUs allow fewer."""
-
-MAX_ENTRIES = 1000
-"""Entries under `sharing`. Each entry is compared with all other entries of its resource."""
-
-_MEMORY = re.compile(r"(\d{1,9})([MG]i)", re.ASCII)
-_MIB = {"Mi": 1, "Gi": 1024}
-
-
-@reading({"type": "string", "minLength": 1})
-def resource_name(written: object) -> str:
-    """Read the name of a resource. A name without a domain gets nvidia.com/."""
-    name = whole_name(values.text(written))
-    fault = resource_name_fault(name)
-    if fault:
-        hint = "; the + of a MIG profile is written . in names" if "+" in name else ""
-        raise ValueError(f"incorrect format for resource name {fault}{hint}")
-    return name
+MAX_ENTRIES = 1000  # under `sharing`; each entry is compared with all other entries of its resource
 
 
 @reading(
@@ -66,16 +46,12 @@ def device_choice(written: object) -> DeviceChoice:
         raise ValueError(f"unrecognized type for devices spec: {written!r} is neither 'all' nor a count nor a list")
     if not written:
         raise ValueError("devices set as an empty list: name some, or leave it out for all")
-    listed: dict[str, None] = {}
-    for index, item in enumerate(written):
-        try:
-            name = listed_device(item)
-        except ValueError as error:
-            raise ItemError(index, str(error)) from None
-        if name in listed:
+    listed = read_items(listed_device, written)
+    first: dict[str, int] = {}
+    for index, name in enumerate(listed):
+        if first.setdefault(name, index) != index:
             raise ItemError(index, f"device {name} appears twice")
-        listed[name] = None
-    return DeviceChoice(listed=tuple(listed))
+    return DeviceChoice(listed=listed)
 
 
 def _replicas(most: int, why: str) -> Reading[int]:
@@ -92,84 +68,72 @@ def _replicas(most: int, why: str) -> Reading[int]:
     return parse
 
 
-@reading({"type": "number", "minimum": 1, "maximum": 100})
-def thread_percentage(written: object) -> float:
-    """Read the percentage of a GPU's threads that a client may use."""
-    if not isinstance(written, int | float) or isinstance(written, bool) or not 1 <= written <= 100:
-        raise ValueError(f"{written!r} is not a percentage from 1 to 100")
-    return float(written)
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource, or some devices of it. Without `devices`, the field is None."""
 
-
-@reading({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^0*[1-9]\d{0,8}[MG]i$"}]})
-def memory_mib(written: object) -> int:
-    """Read an amount of memory in MiB, from text such as 8Gi or 8192Mi, or a number of MiB."""
-    size = written if isinstance(written, int) and not isinstance(written, bool) else 0
-    form = _MEMORY.fullmatch(written) if isinstance(written, str) else None
-    if form:
-        size = int(form[1]) * _MIB[form[2]]
-    if size < 1:
-        raise ValueError(f"{written!r} is not an amount of memory such as 8Gi, 8192Mi or 8192 (MiB)")
-    return size
-
-
-def _section(text: str, single: bool, replicas: Reading[int], more: Mapping[str, Branch]) -> Branch:  # noqa: FBT001
-    row = Branch(
-        {
-            "name": Leaf(
-                resource_name,
-                "the resource whose devices are shared; without a domain, one of nvidia.com/",
-                missing="no resource name specified",
-            ),
-            "rename": Leaf(resource_name, "the resource that the shared devices are offered as"),
-            "devices": Leaf(
-                device_choice,
-                "which devices: all that no other entry takes, how many, or a list of GPU indices, MIG indices, uuids",
-                "all",
-            ),
-            "replicas": Leaf(
-                replicas, "how many times each device is offered; 1: it is not shared", missing="no replicas specified"
-            ),
-            **more,
-        },
-        "a resource, or some devices of it",
-    )
-    return Branch(
-        {
-            "renameByDefault": Leaf(values.boolean, "offer shared devices as <name>.shared", default=False),
-            "failRequestsGreaterThanOne": Leaf(
-                values.boolean, "refuse a container that asks for more than one", default=single
-            ),
-            "resources": Rows(row, "what is shared", missing="no resources specified"),
-        },
-        text,
-    )
-
-
-_LIMITS = Branch(
-    {
-        "activeThreadPercentage": Leaf(thread_percentage, "percent of a GPU's threads that each client may use"),
-        "pinnedMemory": Leaf(memory_mib, "device memory that each client may use: 8Gi, 8192Mi, or a number of MiB"),
-    },
-    "limits of each client, in place of equal shares",
-)
-
-SHARING = Branch(
-    {
-        "timeSlicing": _section(
-            "devices offered several times; whoever gets one takes turns with the others",
-            False,
-            _replicas(MAX_REPLICAS, "a longer list of devices than any kubelet reads (4 MiB)"),
-            {},
+    name: Annotated[
+        str, resource_name, Doc("the resource whose devices are shared; without a domain, one of nvidia.com/")
+    ]
+    rename: Annotated[str, resource_name, Doc("the resource that the shared devices are offered as")] = ""
+    devices: Annotated[
+        DeviceChoice | None,
+        device_choice,
+        Doc(
+            "which devices: all that no other entry takes, how many, or a list of GPU indices, MIG indices, uuids",
+            "all",
         ),
-        "mps": _section(
-            "GPUs shared through CUDA's Multi-Process Service",
-            True,
-            _replicas(MAX_MPS_REPLICAS, "the most clients that an MPS daemon takes"),
-            {"limits": _LIMITS},
-        ),
-    },
-    "resources that several containers use at once",
-)
+    ] = None
+    replicas: Annotated[
+        int,
+        _replicas(MAX_REPLICAS, "a longer list of devices than any kubelet reads (4 MiB)"),
+        Doc("how many times each device is offered; 1: it is not shared"),
+    ]
+
+
+class MpsRow(Row, frozen=True, kw_only=True):
+    """A resource, or some devices of it, with the limits of each client."""
+
+    replicas: Annotated[
+        int,
+        _replicas(MAX_MPS_REPLICAS, "the most clients that an MPS daemon takes"),
+        Doc("how many times each device is offered; 1: it is not shared"),
+    ]
+    limits: Annotated[MpsLimits, Doc("limits of each client, in place of equal shares")] = MpsLimits()
+
+
+class TimeSlicing(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Devices offered several times."""
+
+    rename_by_default: Annotated[bool, boolean, Doc("offer shared devices as <name>.shared", default=False)] = False
+    fail_requests_greater_than_one: Annotated[
+        bool, boolean, Doc("refuse a container that asks for more than one", default=False)
+    ] = False
+    resources: Annotated[tuple[Row | None, ...], Rows(Row), Doc("what is shared")]
+
+
+class Mps(TimeSlicing, frozen=True, kw_only=True, rename="camel"):
+    """GPUs shared through MPS."""
+
+    fail_requests_greater_than_one: Annotated[
+        bool, boolean, Doc("refuse a container that asks for more than one", default=True)
+    ] = True
+    resources: Annotated[tuple[MpsRow | None, ...], Rows(MpsRow), Doc("what is shared")]
+
+
+class Sharing(msgspec.Struct, frozen=True, rename="camel"):
+    """Resources that several containers use at once."""
+
+    time_slicing: Annotated[
+        TimeSlicing, Doc("devices offered several times; whoever gets one takes turns with the others")
+    ] = TimeSlicing(resources=())
+    mps: Annotated[Mps, Doc("GPUs shared through CUDA's Multi-Process Service")] = Mps(resources=())
+
+    def rows(self) -> Iterator[tuple[Place, str, TimeSlicing, Row]]:
+        """Return the valid rows: the place, the strategy, the section and the row."""
+        for key, strategy, section in (("timeSlicing", TIME_SLICING, self.time_slicing), ("mps", MPS, self.mps)):
+            for index, row in enumerate(section.resources):
+                if row is not None:
+                    yield ("sharing", key, "resources", index), strategy, section, row
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -180,64 +144,46 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def shared_resources(
-    document: Document, sharing: Mapping[str, Any], mig_names: Sequence[str]
+    document: Document, sharing: Sharing, mig_names: Collection[str]
 ) -> tuple[tuple[SharedResource, ...], list[Fault]]:
     """Return the shared resources of a section, and its contradictions.
 
-    Args:
-        document: the document of the section.
-        sharing: the section that `schema.Checked` has read by `SHARING`.
-        mig_names: the operator's resource names for MIG devices.
+    `mig_names` has the operator's resource names for MIG devices.
     """
     faults: list[Fault] = []
     entries: list[_Entry] = []
-    for entry in _entries(document, sharing, faults):
+    for place, strategy, section, row in sharing.rows():
         if len(entries) == MAX_ENTRIES:
-            faults.append(
-                document.fault(
-                    entry.place, f"more than {MAX_ENTRIES} entries; no node has that number of devices to share"
-                )
-            )
+            reason = f"more than {MAX_ENTRIES} entries; no node has that number of devices to share"
+            faults.append(document.fault(place, reason))
             break
-        name, place = entry.shared.name, entry.place
-        if entry.shared.strategy == MPS and (name.partition("/")[2].startswith("mig-") or name in mig_names):
+        entry = _entry(place, strategy, section, row)
+        shared = entry.shared
+        if fault := resource_name_fault(shared.offered_as):
+            faults.append(document.fault(place, f"renamed by default, {fault}"))
+        if shared.strategy == MPS and (shared.name.partition("/")[2].startswith("mig-") or shared.name in mig_names):
             faults.append(document.fault((*place, "name"), "sharing using MPS is not supported for MIG devices"))
-        fault = next(filter(None, (_contradiction(document, other, entry) for other in entries)), None)
-        if fault:
-            faults.append(fault)
+        found = (_contradiction(document, other, entry) for other in entries)
+        if contradiction := next(filter(None, found), None):
+            faults.append(contradiction)
         entries.append(entry)
     return tuple(entry.shared for entry in entries), faults
 
 
-def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]) -> Iterator[_Entry]:
-    """Return the entries that have both name and replicas, so that they can be compared."""
-    for key, strategy in SECTIONS.items():
-        section = sharing.get(key, {})
-        single = section.get("failRequestsGreaterThanOne", strategy == MPS)
-        for index, row in enumerate(section.get("resources", ())):
-            if not {"name", "replicas"} <= row.keys():
-                continue
-            place = ("sharing", key, "resources", index)
-            name = row["name"]
-            several = row["replicas"] > 1
-            by_default = f"{name}.shared" if several and section.get("renameByDefault") else name
-            offered = row.get("rename") or by_default
-            fault = resource_name_fault(offered)
-            if fault:
-                faults.append(document.fault(place, f"renamed by default, {fault}"))
-            shared = SharedResource(
-                name=name,
-                offered_as=offered,
-                replicas=row["replicas"],
-                strategy=strategy
-                if several
-                else TIME_SLICING,  # no MPS daemon is needed for devices that are not shared
-                devices=row.get("devices", DeviceChoice()),
-                single_requests=single,
-                limits=msgspec.convert(row.get("limits", {}), MpsLimits),
-            )
-            all_written = "devices" in row and shared.devices.everything
-            yield _Entry(place, shared, all_written, frozenset(shared.devices.listed))
+def _entry(place: Place, strategy: str, section: TimeSlicing, row: Row) -> _Entry:
+    several = row.replicas > 1
+    by_default = f"{row.name}.shared" if several and section.rename_by_default else row.name
+    shared = SharedResource(
+        name=row.name,
+        offered_as=row.rename or by_default,
+        replicas=row.replicas,
+        strategy=strategy if several else TIME_SLICING,  # no MPS daemon is needed for devices that are not shared
+        devices=row.devices or DeviceChoice(),
+        single_requests=section.fail_requests_greater_than_one,
+        limits=row.limits if isinstance(row, MpsRow) else MpsLimits(),
+    )
+    all_written = row.devices is not None and row.devices.everything
+    return _Entry(place, shared, all_written, frozenset(shared.devices.listed))
 
 
 def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault | None:

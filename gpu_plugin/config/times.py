@@ -4,7 +4,6 @@ import math
 from datetime import UTC, datetime
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-"""The units of `duration`, with their seconds."""
 
 
 def utc(at: float) -> str:

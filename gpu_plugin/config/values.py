@@ -8,7 +8,7 @@ Schema describes the accepted values of a file.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -22,11 +22,31 @@ class Reading(msgspec.Struct, Generic[Value_co], frozen=True, eq=False):
     """A function that parses a written value, and the JSON Schema of its accepted values in a file, without null."""
 
     read: Callable[[object], Value_co]
-    schema: Mapping[str, object]
+    schema: Mapping[str, Any]
 
     def __call__(self, written: object) -> Value_co:
         """Return the parsed value. Raises ValueError with the reason, or ItemError if an item of a list is invalid."""
         return self.read(written)
+
+
+class Doc(msgspec.Struct, frozen=True):
+    """The help text of a key in a config file, and its default as a file has it."""
+
+    help: str
+    default: object = None
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """The kind of a key whose value is a list of sections of the file."""
+
+    section: type[msgspec.Struct]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """The kind of a key whose value is a mapping with free keys. `names` must accept only one spelling of a key."""
+
+    names: Reading[Any]
+    values: Reading[Any]
 
 
 class ItemError(ValueError):
@@ -37,22 +57,46 @@ class ItemError(ValueError):
         self.index = index
 
 
-def reading(schema: Mapping[str, object]) -> Callable[[Callable[[object], T]], Reading[T]]:
+def reading(schema: Mapping[str, Any]) -> Callable[[Callable[[object], T]], Reading[T]]:
     """Return a decorator that makes a `Reading` of a function and this JSON Schema."""
     return lambda read: Reading(read, schema)
+
+
+def read_items(read: Callable[[object], T], items: Sequence[object]) -> tuple[T, ...]:
+    """Return the parsed items. Raises ItemError if an item is invalid."""
+    found = []
+    for index, item in enumerate(items):
+        try:
+            found.append(read(item))
+        except ValueError as error:
+            raise ItemError(index, str(error)) from None
+    return tuple(found)
+
+
+def matching(pattern: str, expected: str) -> Reading[str]:
+    """Return a `Reading` of text that matches a pattern. `expected` completes the error message: 'x' is not ..."""
+    form = re.compile(pattern)
+
+    @reading({"type": "string", "pattern": f"^{pattern}$"})
+    def parse(written: object) -> str:
+        if isinstance(written, str) and form.fullmatch(written):
+            return written
+        raise ValueError(f"{written!r} is not {expected}")
+
+    return parse
 
 
 # Go's strconv.ParseBool, which NVIDIA's plugin reads its flags with.
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
-AUTO: Final = "auto"
-"""The value of an option that depends on the node."""
-
+AUTO: Final = "auto"  # the value of an option that depends on the node
 Auto = Literal["auto"]
 
 _INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h)", re.ASCII)
+_MEMORY = re.compile(r"(\d{1,9})([MG]i)", re.ASCII)
+_MIB = {"Mi": 1, "Gi": 1024}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 MAX_PORT = 65535
@@ -63,56 +107,25 @@ _HOST = re.compile(
 )
 """An IPv4 address or a host name (RFC 1123, 2.1, with the underscore of some names)."""
 
-ONE_LINE = r"^[^\n\u0000]*$"
-"""The pattern of a text in one line."""
-
-TEXTS: Mapping[str, object] = {
-    "anyOf": [
-        {"type": "string", "pattern": ONE_LINE},
-        {"type": "array", "items": {"type": "string", "pattern": ONE_LINE}},
-    ]
-}
-"""Text split at commas, or a list."""
+text = matching(r"[^\n\u0000]*", "text in one line")
+path = matching(r"/[^\n\u0000]*", "an absolute path")
+optional_path = matching(r"(/[^\n\u0000]*)?", "an absolute path")
+TEXTS = {"anyOf": [text.schema, {"type": "array", "items": text.schema}]}
 
 
-@reading({"type": "string", "pattern": ONE_LINE})
-def text(written: object) -> str:
-    """Read any text in one line."""
-    if not isinstance(written, str):
-        raise ValueError(f"{written!r} is not text")
-    if "\0" in written or "\n" in written:
-        raise ValueError(f"{written!r} has a line break or a zero byte")
-    return written
-
-
-@reading({"type": "string", "pattern": r"^/[^\n\u0000]*$"})
-def path(written: object) -> str:
-    """Read an absolute path."""
-    value = text(written)
-    if not value.startswith("/"):
-        raise ValueError(f"{value!r} is not an absolute path")
-    return value
-
-
-@reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
-def optional_path(written: object) -> str:
-    """Read an absolute path, or an empty text."""
-    return path(written) if written != "" else ""
-
-
-@reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
+@reading(optional_path.schema)
 def root(written: object) -> str:
     """Read an absolute path, without double slashes and single dots. An empty text is the root directory."""
     return re.sub(r"/(?:\.?/)+|/\.$", "/", path(written)) if written != "" else "/"
 
 
-@reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
+@reading(optional_path.schema)
 def optional_root(written: object) -> str:
     """Read a path as `root` does, or an empty text. The paths of CDI specifications are made with it."""
     return root(written) if written != "" else ""
 
 
-@reading({"type": "string", "pattern": ONE_LINE})
+@reading(text.schema)
 def label_key(written: object) -> str:
     """Read the key of a node label."""
     value = text(written)
@@ -183,7 +196,8 @@ def _lists_of(words: Sequence[str]) -> list[Mapping[str, object]]:
     one = "|".join(re.escape(word) for word in words)
     return [
         {"type": "string", "pattern": f"^[ ,]*({one})( *,[ ,]*({one}))*[ ,]*$"},
-        {"type": "array", "items": {"enum": list(words)}, "minItems": 1},
+        {"type": "array", "items": {"enum": [*words]}, "minItems": 1},
+        {"type": "array", "items": {"type": "string", "pattern": rf"^\s*({one})?\s*$"}, "minItems": 1},
     ]
 
 
@@ -258,6 +272,26 @@ def host_and_port(address: str) -> tuple[str, int]:
     elif bare and not _HOST.fullmatch(bare):
         raise ValueError(f"{address!r}: {host!r} is neither an address nor the name of a host")
     return bare, int(port)
+
+
+@reading({"type": "number", "minimum": 1, "maximum": 100})
+def percentage(written: object) -> float:
+    """Read a percentage from 1 to 100."""
+    if not isinstance(written, int | float) or isinstance(written, bool) or not 1 <= written <= 100:
+        raise ValueError(f"{written!r} is not a percentage from 1 to 100")
+    return float(written)
+
+
+@reading({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^0*[1-9]\d{0,8}[MG]i$"}]})
+def memory_mib(written: object) -> int:
+    """Read an amount of memory in MiB, from text such as 8Gi or 8192Mi, or a number of MiB."""
+    size = written if isinstance(written, int) and not isinstance(written, bool) else 0
+    form = _MEMORY.fullmatch(written) if isinstance(written, str) else None
+    if form:
+        size = int(form[1]) * _MIB[form[2]]
+    if size < 1:
+        raise ValueError(f"{written!r} is not an amount of memory such as 8Gi, 8192Mi or 8192 (MiB)")
+    return size
 
 
 def duration(low: float, high: float) -> Reading[float]:

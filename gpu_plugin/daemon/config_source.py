@@ -1,9 +1,9 @@
 """Select the config file in force, and report when another file is in force or the file's content changes."""
 
+import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.config.errors import ConfigError
@@ -26,14 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_KUBECONFIG = 4 * 1024 * 1024
-"""Bytes of a kubeconfig: hundreds of clusters, each with its certificates."""
+MAX_KUBECONFIG = 4 * 1024 * 1024  # bytes: hundreds of clusters, each with its certificates
+LABEL_PATIENCE = 5.0  # seconds for the API server to return the label or an error, before the last choice is used
 
-LABEL_PATIENCE = 5.0
-"""Seconds at the start that the API server has to return the node's label or an error, before the last choice is used."""
-
+# The file with the last choice, in the state directory of flags and environment: a config file may set another directory.
 CHOICE_FILE = "chosen-configuration.json"
-"""The file with the last choice, in the state directory of flags and environment: a config file may set another directory."""
 
 
 class ChosenFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,24 +44,25 @@ class ChosenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastChoice:
-    """Stores the last choice that was in force, since the API server may be unreachable at the next start.
+    """Stores the last choice in force, since the API server may be unreachable at the next start.
 
     `read` and `write` block as long as the disk does, and never raise.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._choice = ChosenFile(
+            node=settings.node_name, label=settings.node_label, directory=settings.config_file_srcdir, file=NO_FILE
+        )
         self._state = StateDirectory(Path(settings.state_dir))
         self._path = self._state.path / CHOICE_FILE
         self._found: Identity | None = None
-        self.kept: str | None = None
-        """The file name that is stored for a restart; None if no name is stored."""
+        self.kept: str | None = None  # the stored file name
 
     def read(self) -> str | None:
         """Return the stored file name if it was chosen by the same label of the same node from the same directory, else None."""
         known = self._state.read(CHOICE_FILE, ChosenFile)
         self._found = identity(self._path)
-        self.kept = known.file if known is not None and known == self._of(known.file) else None
+        self.kept = known.file if known is not None and known == replace(self._choice, file=known.file) else None
         return self.kept
 
     @property
@@ -77,48 +76,57 @@ class LastChoice:
         After a failure the former choice is removed, too. With the former choice the next process would serve a configuration
         that the operator no longer wants; without a choice it serves nothing until it knows the label.
         """
-        self.kept = file if self._state.write(CHOICE_FILE, self._of(file)) else None
+        self.kept = file if self._state.write(CHOICE_FILE, replace(self._choice, file=file)) else None
         if self.kept is None:
             with suppress(OSError):
                 self._path.unlink()
         self._found = identity(self._path)
 
-    def _of(self, file: str) -> ChosenFile:
-        settings = self._settings
-        return ChosenFile(
-            node=settings.node_name, label=settings.node_label, directory=settings.config_file_srcdir, file=file
-        )
+
+class _Seen(msgspec.Struct, frozen=True):
+    """The result of a read of the directory.
+
+    Attributes:
+        label: the value of the node's label; empty without a label, or while the label is not known.
+        label_unknown: why the label is not known.
+        choice: the chosen file.
+        content: the `fingerprint` of the chosen file.
+    """
+
+    label: str
+    label_unknown: str
+    choice: Choice
+    content: str = ""
 
 
 class ConfigSource:
-    """The source of the configuration: no file, one file, or the file of a directory that the node's label selects."""
+    """The source of the configuration: no file, one file, or the file of a directory that the node's label selects.
 
-    def __init__(self, settings: Settings, known: str | None = None) -> None:
-        """`known` is the `fingerprint` of a single file from before it was read. Without it, `run` calls `changed` at once.
+    Attributes:
+        changed: set whenever another file is in force or the file's content changes. The reader of the configuration clears it.
+        complaint: why the node's label selects no file: it is not known, or its file does not exist; empty if it selects a file.
+    """
 
-        Raises:
-            ConfigError: the settings have a directory, and the Kubernetes client, which reads the label, is not installed, or
-                the file of --kubeconfig is not a kubeconfig.
-        """
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError if a label selects the file, and the Kubernetes client is missing or --kubeconfig is invalid."""
+        self.changed = asyncio.Event()
+        self.complaint = ""
         self._settings = settings
-        self._known = known
         self._settled = anyio.Event()
         self._file = Path(settings.config_file) if settings.config_file else None
         self._label: str | None = None
         self._label_known = anyio.Event()
+        self._answered = anyio.Event()
         self._trouble = "the Kubernetes API has not answered yet"
         self._choice = Choice(NO_FILE)
         self._last_choice = LastChoice(settings)
-        self._last: str | None = None
-        """Name of the file in force or, before there is one, of the file that was in force last."""
+        self._last: str | None = None  # name of the file in force, or of the last file in force
         self._last_is_read = False
         self._reading_last = threading.Lock()
         self._last_logged: tuple[str, str | None] | None = None
-        self.complaint = ""
-        """Why the node's label selects no file: it is not known, or its file does not exist; empty if it selects a file."""
         self._requested = ""
         self._content: str | None = None
-        self._watcher: FileWatcher[tuple[str, str, Choice, str]] | None = None
+        self._watcher = FileWatcher(self._read, self._apply)
         if settings.config_file_srcdir:
             self._file = None
             require_client()
@@ -156,9 +164,9 @@ class ConfigSource:
         return f"changes of {self._label_text()} are not received: {self._trouble}"
 
     def look_again(self) -> None:
-        """Read the directory and its files again. Call on the event loop's thread only."""
-        if self._watcher is not None:
-            self._watcher.notify()
+        """Read the directory and its files again, and set `changed`. Call on the event loop's thread only."""
+        self._watcher.notify()
+        self.changed.set()
 
     async def settled(self) -> None:
         """Wait until a file is in force. Does not return while no file can be chosen."""
@@ -181,54 +189,49 @@ class ConfigSource:
             self._last_choice.write(name)
         return name == self._last_choice.kept
 
-    async def run(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever another file is in force or the file's content changes. Never returns."""
+    async def run(self) -> None:
+        """Set `changed` whenever another file is in force or the file's content changes. Never returns."""
         if self._settings.config_file_srcdir:
-            await self._run_by_label(changed)
+            await self._follow_label()
         elif self._file is not None:
-            await watch_file(self._file, changed, self._known)
+            await watch_file(self._file, self.changed)
         else:
             await anyio.sleep_forever()
 
-    async def _run_by_label(self, changed: Callable[[], None]) -> None:
-        settings = self._settings
-        watcher = self._watcher = FileWatcher(self._read, lambda value: self._apply(*value, changed))
-        answered = anyio.Event()
-
-        def label_read(value: str | None) -> None:
-            self._label, self._trouble = value, ""
-            self._label_known.set()
-            answered.set()
-            watcher.notify()
-
-        def label_failed(why: str) -> None:
-            self._trouble = why
-            if why:
-                answered.set()
-
+    async def _follow_label(self) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.node.follow_label, settings.node_label, label_read, label_failed)
+            label = self._settings.node_label
+            tasks.start_soon(self.node.follow_label, label, self._label_read, self._label_failed)
             if not self._label_known.is_set():
                 with anyio.move_on_after(LABEL_PATIENCE):
-                    await answered.wait()
-            await watcher.run()
+                    await self._answered.wait()
+            await self._watcher.run()
 
-    def _read(self) -> tuple[tuple[str, str, Choice, str], frozenset[Place]]:
+    def _label_read(self, value: str | None) -> None:
+        self._label, self._trouble = value, ""
+        self._label_known.set()
+        self._answered.set()
+        self._watcher.notify()
+
+    def _label_failed(self, why: str) -> None:
+        self._trouble = why
+        if why:
+            self._answered.set()
+
+    def _read(self) -> tuple[_Seen, frozenset[Place]]:
         """Read the directory and choose a file. Blocks.
 
-        Returns the reason why the label is not known, the label's value, the choice and the fingerprint of the chosen file, and
-        the places where changes may change these values.
+        Returns what it found, and the places where changes may change it.
         """
         settings, label_unknown, label = self._settings, self.unknown, self._label or ""
         directory = Path(settings.config_file_srcdir)
         places = route(directory) | {Place(os.path.realpath(directory), ANY)}
         present, files_unknown = _configs(directory)
         choice = self._choose(label, present, label_unknown, files_unknown)
-        content = ""
-        if choice.file:
-            places |= route(directory / choice.file)
-            content = fingerprint(directory / choice.file)
-        return (label_unknown, label, choice, content), places
+        if not choice.file:
+            return _Seen(label, label_unknown, choice), places
+        file = directory / choice.file
+        return _Seen(label, label_unknown, choice, fingerprint(file)), places | route(file)
 
     def _choose(self, label: str, present: frozenset[str], label_unknown: str, files_unknown: str) -> Choice:
         """Return the choice. Read the last choice only if the result depends on it: the state directory may hang. Blocks."""
@@ -256,29 +259,33 @@ class ConfigSource:
             self._last = self._last_choice.read()
             self._last_is_read = True
 
-    def _apply(self, label_unknown: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
-        self._log_choice(label_unknown, label, choice)
+    def _apply(self, seen: _Seen) -> None:
+        self._log_choice(seen)
+        choice = seen.choice
         self.complaint, self._requested = choice.complaint, choice.asked
         if choice.file is None:
             return
-        if choice.file == self._choice.file and (content == self._content or (choice.complaint and content == ABSENT)):
+        gone = bool(choice.complaint) and seen.content == ABSENT
+        if choice.file == self._choice.file and (seen.content == self._content or gone):
             return
-        self._choice, self._content = choice, content
+        self._choice, self._content = choice, seen.content
         self._file = Path(self._settings.config_file_srcdir) / choice.file if choice.file != NO_FILE else None
         self._settled.set()
-        changed()
+        self.changed.set()
 
-    def _log_choice(self, label_unknown: str, label: str, choice: Choice) -> None:
+    def _log_choice(self, seen: _Seen) -> None:
+        choice = seen.choice
         if choice.complaint:
-            logged = ("label_unknown" if label_unknown else f"label {label}", choice.file)
+            logged = ("label_unknown" if seen.label_unknown else f"label {seen.label}", choice.file)
             if self._last_logged != logged:
-                level = logging.WARNING if label_unknown else logging.ERROR
+                level = logging.WARNING if seen.label_unknown else logging.ERROR
                 until = "; nothing is served until there is a valid configuration" if choice.file is None else ""
                 log.log(level, "configuration: %s%s", choice.complaint, until)
             self._last_logged = logged
         elif choice.file != self._choice.file or self._last_logged is not None or self._content is None:
             self._last_logged = None
-            by = f"label {self._settings.node_label}={label}" if label else f"no label {self._settings.node_label}"
+            label = self._settings.node_label
+            by = f"label {label}={seen.label}" if seen.label else f"no label {label}"
             log.info("the configuration of this node is %s (%s)", choice.file or "flags and environment only", by)
 
 

@@ -1,13 +1,12 @@
 """The settings in force. New settings are read on a thread and applied completely or not at all."""
 
-import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import msgspec
@@ -17,6 +16,7 @@ from gpu_plugin.config.settings import OPTIONS, Settings, SettingsStore
 from gpu_plugin.config.words import shortened
 from gpu_plugin.config.written import differing, written
 from gpu_plugin.daemon.config_source import ConfigSource
+from gpu_plugin.daemon.list_strategy import ListStrategy
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.threads import SlowCall, begin
@@ -29,34 +29,21 @@ log = logging.getLogger(__name__)
 Resolve = Callable[[Path | None], Settings]
 """Reads the settings from flags, environment and the file at this path (None: no file). Blocks. Raises ConfigError."""
 
-PATIENCE = 30.0
-"""Seconds that the read of a configuration may take: a dead network file system blocks only its thread."""
+PATIENCE = 30.0  # seconds that the read of a configuration may take: a dead network file system blocks only its thread
+RETRY = 5.0  # seconds between two attempts to write the name of the file in force to the state directory
+CHOSEN_WITHIN = 10.0  # seconds after which the first choice by the node's label counts as failed; the wait continues
+LONGEST_IN_FULL = 256 * 1024  # bytes of the settings in a reply of the control socket
+LONGEST_LINE = 2000  # characters of the log line: a list of thousands of GPUs is only in the debug log
 
-RETRY = 5.0
-"""Seconds between two attempts to write the name of the file in force to the state directory."""
-
+# Settings that select the source of the configuration. A running process cannot change them.
 SOURCES = ("config_file_srcdir", "node_name", "node_label", "kubeconfig", "default_config", "fallback_strategies")
-"""Settings that select the source of the configuration. A running process cannot change them."""
-
-CHOSEN_WITHIN = 10.0
-"""Seconds until the first choice by the node's label counts as failed. The wait for the choice continues after that."""
-
-LONGEST_IN_FULL = 256 * 1024
-"""Limit in bytes for the settings in a reply of the control socket."""
-
-LONGEST_LINE = 2000
-"""Limit in characters for the log line about the settings: a list of thousands of GPUs is only in the debug log."""
-
-_FLAGS = {option.name: option.flags[0] for option in OPTIONS if option.flags} | {
-    "socket_dir": "device-plugin-dir",
-    "registration_socket": "kubelet-socket",
-}
 
 
-_KEYS = {option.name: option.file for option in OPTIONS} | {
-    "socket_dir": "flags.devicePluginDir",
-    "registration_socket": "",
-}
+class SettingsUser(Protocol):
+    """A part that new settings are applied to before they are in force."""
+
+    def apply_settings(self, new: Settings) -> None:
+        """Apply all settings, or raise ConfigError and change nothing."""
 
 
 class Configuration:
@@ -68,29 +55,27 @@ class Configuration:
         source: ConfigSource,
         resolve: Resolve,
         unchangeable: Sequence[str],
-        settled: Callable[[Settings], Awaitable[Settings]] | None = None,
+        strategy: ListStrategy | None = None,
     ) -> None:
         """Begin with `settings`. `resolve` reads newer settings.
 
-        `unchangeable` has the names of settings that only a restart changes. `settled` replaces values of newer settings that
-        depend on the node (`auto`).
+        `unchangeable` has the names of settings that only a restart changes. `strategy` replaces the device list strategy `auto`
+        of newer settings.
         """
         self.store = SettingsStore(settings)
         self._source = source
         self._resolve = resolve
-        self._settled = settled
+        self._strategy = strategy
         self._unchangeable = (*unchangeable, *SOURCES)
-        self._requested = False
-        self._wakeup = Pulse()
         self._since = time.time()
         self._refused = ""
         self._faults: tuple[str, ...] = ()
         self._reloads = {"applied": 0, "unchanged": 0, "refused": 0}
         self._file = source.current()
         self._saved = True
+        self._to_save = Pulse()
         # While a write hangs, no other write begins: a disk that does not answer blocks only one thread.
         self._saving: SlowCall[bool] = SlowCall("chosen-configuration")
-        self._rewrite = False
 
     @property
     def settings(self) -> Settings:
@@ -104,13 +89,11 @@ class Configuration:
 
     def request_read(self) -> None:
         """Request a new read of the configuration. Requests during a read lead to one more read."""
-        self._requested = True
-        self._wakeup.ring()
+        self._source.changed.set()
 
     def check_stored_choice(self) -> None:
         """Write the name of the file in force again if its file changed or is missing. Call on the event loop's thread."""
-        self._rewrite = True
-        self._wakeup.ring()
+        self._to_save.ring()
 
     @property
     def storage_trouble(self) -> str:
@@ -120,79 +103,78 @@ class Configuration:
         return "the name of the config file in force cannot be written: it would be lost at a restart"
 
     async def watch(self) -> None:
-        """Request a read whenever another file is in force or the file's content changes. Never returns."""
-        await self._source.run(self.request_read)
+        """Watch the source, and store the name of the file in force for a restart. Never returns."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._source.run)
+            tasks.start_soon(self._keep_choice)
 
-    async def run(self, apply: Callable[[Settings], None], was_read: Callable[[], None] | None = None) -> None:
-        """Read the configuration at each request and pass it to `apply`. Never returns.
-
-        `apply` applies all settings, or raises ConfigError and changes nothing. An error is logged once, and the former settings
-        stay in force. `was_read` is called after each attempt, also after a failure.
-        """
-        await self._save()
+    async def _keep_choice(self) -> None:
+        """Write the name of the file in force: the next process uses that file while it does not know the node's label."""
         while True:
-            if self._rewrite:
-                self._rewrite = False
-                await self._save()
-            elif self._requested:
-                self._requested = False
-                try:
-                    await self._read(apply)
-                except anyio.get_cancelled_exc_class():
-                    self._requested = True  # for the next daemon of this process
-                    raise
-                if was_read is not None:
-                    was_read()
-            elif self._saved:
-                await self._wakeup.wait()
-            else:
-                await self._wakeup.wait(RETRY)
-                self._rewrite = True
+            file = self._file
+            try:
+                self._saved = await self._saving.fresh(partial(self._source.keep, file), PATIENCE)
+            except TimeoutError:
+                self._saved = False
+                log.warning("configuration: the name of the file in force could not be written within %g s", PATIENCE)
+            if file == self._file:
+                await self._to_save.wait(None if self._saved else RETRY)
 
-    async def _read(self, apply: Callable[[Settings], None]) -> None:
+    async def update(self, user: SettingsUser) -> None:
+        """Wait for a request, read the configuration, apply the settings to `user`, and put them in force.
+
+        On an error, which is logged once, the former settings stay in force.
+        """
+        await self._source.changed.wait()
+        self._source.changed.clear()
         path = self._source.current()
         try:
-            new = await _resolved(self._resolve, path)
-            if self._settled is not None:
-                new = await self._settled(new)
-            kept = [name for name in self._unchangeable if getattr(new, name) != getattr(self.settings, name)]
-            if kept:
-                raise ConfigError(f"{path or 'the configuration'}: {_for_a_restart(kept, self.settings, new)}")
+            new = await self._read(path)
             changed = new != self.settings
             if changed:
-                apply(new)
-        except Exception as error:
-            self._reloads["refused"] += 1
-            ours = isinstance(error, ConfigError)
-            faults = error.each() if isinstance(error, ConfigError) else (str(error),)
-            if faults != self._faults:
-                for fault in faults:
-                    log.error("configuration: nothing is changed: %s", fault, exc_info=not ours)  # noqa: TRY400
-            self._refused, self._faults = str(error), faults
-            return
+                user.apply_settings(new)
+        except anyio.get_cancelled_exc_class():
+            self._source.changed.set()  # for the next daemon of this process
+            raise
+        except Exception as error:  # noqa: BLE001 - the former settings stay in force
+            self._refuse(error)
+        else:
+            self._put_in_force(new, path, changed=changed)
+
+    async def _read(self, path: Path | None) -> Settings:
+        """Return the settings with the file at this path. Raises ConfigError if they are invalid or need a restart."""
+        new = await _resolved(self._resolve, path)
+        if self._strategy is not None:
+            new = await self._strategy.settled(new)
+        kept = [name for name in self._unchangeable if getattr(new, name) != getattr(self.settings, name)]
+        if kept:
+            raise ConfigError(f"{path or 'the configuration'}: {_for_a_restart(kept, self.settings, new)}")
+        return new
+
+    def _refuse(self, error: Exception) -> None:
+        self._reloads["refused"] += 1
+        ours = isinstance(error, ConfigError)
+        faults = error.each() if isinstance(error, ConfigError) else (str(error),)
+        if faults != self._faults:
+            for fault in faults:
+                log.error("configuration: nothing is changed: %s", fault, exc_info=None if ours else error)
+        self._refused, self._faults = str(error), faults
+
+    def _put_in_force(self, new: Settings, path: Path | None, *, changed: bool) -> None:
         recovered, self._refused, self._faults = bool(self._refused), "", ()
-        self._file = path
+        old, self._file = self.settings, path
+        self._to_save.ring()
+        self._reloads["applied" if changed else "unchanged"] += 1
         if changed:
             self.store.current = new
             self._since = time.time()
-        await self._save()
-        self._reloads["applied" if changed else "unchanged"] += 1
-        if changed:
             log.info("configuration: applied")
             log_settings(new, path)
-        elif new.remarks != self.settings.remarks:
+        elif new.remarks != old.remarks:
             self.store.current = new
             log_remarks(new)
         else:
             log.log(logging.INFO if recovered else logging.DEBUG, "configuration: valid, and it changes nothing")
-
-    async def _save(self) -> None:
-        """Write the name of the file in force: the next process uses that file while it does not know the node's label."""
-        try:
-            self._saved = await self._saving.fresh(partial(self._source.keep, self._file), PATIENCE)
-        except TimeoutError:
-            self._saved = False
-            log.warning("configuration: the name of the file in force could not be written within %g s", PATIENCE)
 
     def in_full(self) -> Mapping[str, object]:
         """Return all settings in force in the form of a config file, or only their size if they are too long for a reply."""
@@ -224,14 +206,16 @@ class Configuration:
 
 def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:
     """Return an error message that lists the settings `names`, their keys in the file, and their old and new values."""
-    flags = ", ".join(f"--{_FLAGS.get(name, name)}" for name in names)
-    changes = ", ".join(
-        f"{_KEYS.get(name) or f'--{_FLAGS.get(name, name)}'} from {getattr(old, name)!r} to {getattr(new, name)!r}"
-        for name in names
-    )
+    made_of = {"socket_dir": "device_plugin_dir", "registration_socket": "kubelet_socket"}
+    options = {option.name: option for option in OPTIONS}
+    flags, changes = [], []
+    for name in names:
+        option = options[made_of.get(name, name)]
+        flags.append(f"--{option.flags[0]}")
+        changes.append(f"{option.file or flags[-1]} from {getattr(old, name)!r} to {getattr(new, name)!r}")
     return (
-        f"{flags} cannot change while the process runs, so no part of the new configuration is in force ({changes}): restart "
-        "the process, or undo this change to apply all other changes now"
+        f"{', '.join(flags)} cannot change while the process runs, so no part of the new configuration is in force "
+        f"({', '.join(changes)}): restart the process, or undo this change to apply all other changes now"
     )
 
 
@@ -268,45 +252,43 @@ async def begin_with(
     and `wait` has the state of the wait. Otherwise return `settings`.
     """
     source = ConfigSource(settings)
-    wait = wait or Wait()
     if not settings.config_file_srcdir:
         return settings, source
     log.info("waiting for the label %s of node %s to choose the configuration", settings.node_label, settings.node_name)
+    wait = wait or Wait()
     wait.source = source
-    requested = asyncio.Event()
-    requested.set()
-    found: list[Settings] = []
-
-    async def read() -> None:
-        with anyio.move_on_after(CHOSEN_WITHIN) as limit:
-            await source.settled()
-        if limit.cancelled_caught:
-            wait.tried = True
-            if not (source.complaint or source.unknown):
-                wait.failed = (f"{settings.config_file_srcdir} could not be read within {CHOSEN_WITHIN:g} s",)
-            log.warning("configuration: nothing is served until there is a configuration: %s", wait.why)
-            await source.settled()
-            wait.failed = ()
-        while not found:
-            await requested.wait()
-            requested.clear()
-            try:
-                found.append(await _resolved(resolve, source.current()))
-            except ConfigError as error:
-                for fault in error.each():
-                    log.error("configuration: nothing is served until there is a valid configuration: %s", fault)  # noqa: TRY400
-                wait.tried, wait.failed = True, error.each()
-        tasks.cancel_scope.cancel()
-
-    def look_again() -> None:
-        source.look_again()
-        requested.set()
-
-    signals.on_reload(look_again)
+    signals.on_reload(source.look_again)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(source.run, requested.set)
-        tasks.start_soon(read)
-    return found[0], source
+        tasks.start_soon(source.run)
+        await _wait_for_choice(settings, source, wait)
+        settings = await _first(resolve, source, wait)
+        tasks.cancel_scope.cancel()
+    return settings, source
+
+
+async def _wait_for_choice(settings: Settings, source: ConfigSource, wait: Wait) -> None:
+    with anyio.move_on_after(CHOSEN_WITHIN) as limit:
+        await source.settled()
+    if limit.cancelled_caught:
+        wait.tried = True
+        if not (source.complaint or source.unknown):
+            wait.failed = (f"{settings.config_file_srcdir} could not be read within {CHOSEN_WITHIN:g} s",)
+        log.warning("configuration: nothing is served until there is a configuration: %s", wait.why)
+        await source.settled()
+        wait.failed = ()
+
+
+async def _first(resolve: Resolve, source: ConfigSource, wait: Wait) -> Settings:
+    """Return the settings of the chosen file, once it is valid."""
+    while True:
+        source.changed.clear()
+        try:
+            return await _resolved(resolve, source.current())
+        except ConfigError as error:
+            for fault in error.each():
+                log.error("configuration: nothing is served until there is a valid configuration: %s", fault)  # noqa: TRY400
+            wait.tried, wait.failed = True, error.each()
+        await source.changed.wait()
 
 
 async def _resolved(resolve: Resolve, path: Path | None) -> Settings:

@@ -437,8 +437,8 @@ class Daemon:
                 await self._specs.remove()
 
     async def _configure(self) -> None:
-        def was_read() -> None:
+        """Put new configurations in force, and report each attempt to the events and the cluster."""
+        while True:
+            await self.configuration.update(self._discovery)
             self._events.configuration(self.configuration.status())
             self._cluster.changed()
-
-        await self.configuration.run(self._discovery.apply_settings, was_read)

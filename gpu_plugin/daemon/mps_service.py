@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -85,9 +84,7 @@ class MpsService:
                 signals.on_stop(self._parts.cancel_scope.cancel)
                 signals.on_reload(self._configuration.request_read)
                 self._parts.start_soon(forever, "the configuration watch", self._configuration.watch)
-                self._parts.start_soon(
-                    forever, "the configuration", partial(self._configuration.run, self._apply_settings)
-                )
+                self._parts.start_soon(forever, "the configuration", self._configure)
                 self._parts.start_soon(self._serve)
         except* (NothingToServeError, ConfigError, MpsError) as group:
             for error in group.exceptions:
@@ -99,7 +96,12 @@ class MpsService:
         log.info("stopped")
         return status if signals.stopped_by or status else 1
 
-    def _apply_settings(self, new: Settings) -> None:
+    async def _configure(self) -> None:
+        while True:
+            await self._configuration.update(self)
+
+    def apply_settings(self, new: Settings) -> None:
+        """Plan the MPS daemons again with these settings."""
         self.settings = new
         self._look.ring()
 

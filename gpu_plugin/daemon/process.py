@@ -117,7 +117,7 @@ async def _configured(
     require_functions(settings)
     log_settings(settings, source.current())
     log_strategy(settings)
-    configuration = Configuration(settings, source, _checked(resolve), UNCHANGEABLE, strategy.settled)
+    configuration = Configuration(settings, source, _checked(resolve), UNCHANGEABLE, strategy)
     return configuration, hardware_for(settings)
 
 

@@ -24,20 +24,13 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-POLL_INTERVAL = 1.5
-"""Seconds between two reads without a file event, so that every change is found within two seconds."""
+POLL_INTERVAL = 1.5  # seconds between two reads without a file event: every change is found within two seconds
+SETTLE = 0.075  # seconds without a file event after which the files are read
+LONGEST_SETTLE = 0.4  # seconds of the longest wait for SETTLE seconds without a file event
+PATIENCE = 5.0  # seconds for a read: a dead network file system must block only its thread
 
-SETTLE = 0.075
-"""Seconds without a file event after which the files are read."""
-
-LONGEST_SETTLE = 0.4
-"""Longest wait in seconds for SETTLE seconds without a file event."""
-
-PATIENCE = 5.0
-"""Seconds for a read: a dead network file system must block only its thread."""
-
+# The fingerprint of a larger file has its size and time, not its content. Such a file is refused as configuration.
 MAX_BYTES = 3 * 1024 * 1024
-"""The fingerprint of a larger file has its size and time, not its content. Such a file is refused as configuration."""
 
 ABSENT = "absent"
 
@@ -113,18 +106,24 @@ class FileWatcher(Generic[T]):
             await anyio.sleep(SETTLE)
 
 
-async def watch_file(path: Path, changed: Callable[[], None], known: str | None = None) -> None:
-    """Call `changed` whenever the content of `path` differs from the content at the last call. Never returns.
+async def watch_file(path: Path, changed: asyncio.Event) -> None:
+    """Set `changed` at once, and whenever the `fingerprint` of the file's content changes. Never returns."""
+    watched = _File(path, changed)
+    await FileWatcher(watched.read, watched.receive).run()
 
-    The content differs if its `fingerprint` differs. This includes a removed file and an unreadable file. `known` is the
-    fingerprint from before the first read of the content. Without it, `changed` is called at once.
-    """
-    last = known
 
-    def receive(new: str) -> None:
-        nonlocal last
-        if new != last:
-            last = new
-            changed()
+class _File:
+    """A file whose changes set an event."""
 
-    await FileWatcher(lambda: (fingerprint(path), route(path)), receive).run()
+    def __init__(self, path: Path, changed: asyncio.Event) -> None:
+        self._path = path
+        self._changed = changed
+        self._known: str | None = None
+
+    def read(self) -> tuple[str, frozenset[Place]]:
+        return fingerprint(self._path), route(self._path)
+
+    def receive(self, content: str) -> None:
+        if content != self._known:
+            self._known = content
+            self._changed.set()

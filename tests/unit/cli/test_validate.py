@@ -86,6 +86,7 @@ def test_json(file, capsys):
     assert one["warnings"] == [
         {
             "line": 4,
+            "column": 34,
             "path": "",
             "reason": "sharing.timeSlicing.resources[0].rename: applied here, ignored by NVIDIA's plugin v0.20.0",
         }
@@ -94,6 +95,7 @@ def test_json(file, capsys):
     assert (other["valid"], other["config"]) == (False, {})
     assert other["faults"][1] == {
         "line": 5,
+        "column": 5,
         "path": "sharing.timeSlicing.resources",
         "reason": "no resources specified",
     }

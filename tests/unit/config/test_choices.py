@@ -17,7 +17,6 @@ import pytest
 import gpu_plugin.doctor.checks
 import gpu_plugin.health.signals
 from gpu_plugin import cli
-from gpu_plugin.config import schema_v1, values
 from gpu_plugin.config.choices import (
     ALLOCATION_POLICIES,
     DEVICE_LIST_STRATEGIES,
@@ -26,7 +25,6 @@ from gpu_plugin.config.choices import (
     Registry,
 )
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.containers import edits
 from gpu_plugin.daemon import process
@@ -243,16 +241,3 @@ def test_a_daemon_does_not_start_with_a_health_signal_that_has_no_function():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("the health signal 'mine' has no function: write one in a file of") == 1
     assert "Traceback" not in done.stderr
-
-
-def option(name: str, file: str) -> Option:
-    return Option(name, "Health", (name,), (name.upper(),), file, "", values.text, "what it does")
-
-
-def test_an_option_in_no_section_of_the_file_is_refused_in_a_sentence():
-    with pytest.raises(LookupError) as caught:
-        schema_v1.schema([option("log_level", "mine.logLevel")])
-    assert str(caught.value) == (
-        "the option 'log_level' has a key in mine of the config file, and this section does not exist: "
-        "add it to `schema` in gpu_plugin/config/schema_v1.py"
-    )

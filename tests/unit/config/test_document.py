@@ -1,4 +1,5 @@
 import time
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpu_plugin.config.document import MAX_BYTES, MAX_VALUES, Document, parse, spell
+from gpu_plugin.config.document import MAX_BYTES, MAX_VALUES, Document, Place, parse, spell
 from gpu_plugin.config.errors import ConfigError
 
 BOUNDED = hypothesis_settings(max_examples=30, deadline=None)
@@ -100,21 +101,30 @@ b:
 """
 
 
-def test_every_key_and_item_has_its_line():
-    lines = parse(NESTED.encode(), "f").lines
-    assert {spell(place): line for place, line in lines.items() if place} == {
-        "a": 1,
-        "b": 2,
-        "b.c": 3,
-        "b.c[0]": 4,
-        "b.c[0].d": 4,
-        "b.c[0].e": 5,
-        "b.c[1]": 7,
-        "b.f g": 8,
-        "b.f g.h": 8,
-        "b.f g.i": 9,
-        "b.f g.i[0]": 9,
-        "b.f g.i[1]": 10,
+def places(value: object, place: Place = ()) -> Iterator[Place]:
+    """The place of every key and item."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, item in inner:
+        yield (*place, step)
+        yield from places(item, (*place, step))
+
+
+def test_every_key_and_item_has_its_line_and_column():
+    read = parse(NESTED.encode(), "f")
+    faults = [read.fault(place, "") for place in places(read.content)]
+    assert {fault.path: (fault.line, fault.column) for fault in faults} == {
+        "a": (1, 1),
+        "b": (2, 1),
+        "b.c": (3, 3),
+        "b.c[0]": (4, 7),
+        "b.c[0].d": (4, 7),
+        "b.c[0].e": (5, 7),
+        "b.c[1]": (7, 7),
+        "b.f g": (8, 3),
+        "b.f g.h": (8, 11),
+        "b.f g.i": (9, 5),
+        "b.f g.i[0]": (9, 9),
+        "b.f g.i[1]": (10, 7),
     }
 
 
@@ -145,9 +155,10 @@ def test_what_yaml_writes_is_read_back_and_each_line_is_the_right_one(tree, flow
     read = parse(text.encode(), "f")
     assert read.content == tree
     lines = [*text.split("\n")]
-    for place, line in read.lines.items():
-        if place and isinstance(place[-1], str):
-            assert f"{place[-1]}:" in lines[line - 1]
+    for place in places(tree):
+        if isinstance(place[-1], str):
+            fault = read.fault(place, "")
+            assert lines[fault.line - 1][fault.column - 1 :].startswith(f"{place[-1]}:")
 
 
 # What cannot be read

@@ -148,8 +148,11 @@ def test_a_key_of_the_same_section_is_meant(section, other):
         ("sharing:\n  mps: 3", "f:2: sharing.mps: a mapping is needed here, not 3"),
         ("resources:\n  mig:\n    - {name: a}", "f:3: resources.mig[0]: no pattern specified"),
         ("resources:\n  mig:\n    - {name: a, pattern: ''}", "f:3: resources.mig[0].pattern: no pattern specified"),
-        ("resources:\n  gpus:\n    - {pattern: a}", "f:3: resources.gpus[0]: no resource name specified"),
-        ("resources:\n  gpus:\n    - {pattern: 3, name: a}", "f:3: resources.gpus[0].pattern: 3 is not text"),
+        ("resources:\n  gpus:\n    - {pattern: a}", "f:3: resources.gpus[0]: no name specified"),
+        (
+            "resources:\n  gpus:\n    - {pattern: 3, name: a}",
+            "f:3: resources.gpus[0].pattern: 3 is not text in one line",
+        ),
         (
             "resources:\n  gpus:\n    - {pattern: a*, name: a}\n    - {pattern: a*, name: b}",
             "f:4: resources.gpus[1].pattern: the pattern 'a*' is already listed above; the first that matches counts",

@@ -1,10 +1,13 @@
 """A ConfigMap's volume as the kubelet keeps it (pkg/volume/util/atomic_writer.go), and someone who listens to a watch."""
 
+import asyncio
 import itertools
 import shutil
 from pathlib import Path
 
 import anyio
+
+from gpu_plugin.runtime.pulse import Pulse
 
 
 class ConfigMapVolume:
@@ -37,23 +40,24 @@ class ConfigMapVolume:
             shutil.rmtree(self.directory / old)
 
 
-class Listener:
-    """Counts calls, and waits for them."""
+class Listener(asyncio.Event):
+    """An event that counts how often it was set, and waits for that."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls = 0
-        self._event = anyio.Event()
+        self._called = Pulse()
 
-    def __call__(self) -> None:
+    def set(self) -> None:
         self.calls += 1
-        event, self._event = self._event, anyio.Event()
-        event.set()
+        super().set()
+        self._called.ring()
 
     async def until(self, met, seconds: float = 10) -> None:
         """Returns once `met()` after a call."""
         with anyio.fail_after(seconds):
             while not met():
-                await self._event.wait()
+                await self._called.wait()
 
     async def called(self, times: int) -> None:
         """Returns once there were `times` calls in all."""

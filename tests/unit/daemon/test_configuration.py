@@ -1,3 +1,4 @@
+import asyncio
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon import configuration as module
 from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.daemon.configuration import Configuration, Wait, begin_with
+from gpu_plugin.daemon.list_strategy import ListStrategy
 from gpu_plugin.runtime.signals import Signals
 
 BASE = resolve({}, {})
@@ -33,14 +35,39 @@ class Wanted:
         return self.settings
 
 
+class User:
+    """Takes settings, or refuses them."""
+
+    def __init__(self, refusal=None):
+        self.taken: list[Settings] = []
+        self.refusal = refusal
+
+    def apply_settings(self, new):
+        if self.refusal is not None:
+            raise self.refusal
+        self.taken.append(new)
+
+
 @asynccontextmanager
-async def running(wanted, unchangeable=(), take=None):
-    configuration = Configuration(BASE, ConfigSource(BASE), wanted, unchangeable)
-    taken: list[Settings] = []
+async def following(configuration, refusal=None):
+    user = User(refusal)
+
+    async def follow():
+        while True:
+            await configuration.update(user)
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(configuration.run, take or taken.append)
-        yield configuration, taken
+        tasks.start_soon(configuration.watch)
+        tasks.start_soon(follow)
+        yield user.taken
         tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def running(wanted, unchangeable=(), refusal=None):
+    configuration = Configuration(BASE, ConfigSource(BASE), wanted, unchangeable)
+    async with following(configuration, refusal) as taken:
+        yield configuration, taken
 
 
 async def counted(configuration, **counts):
@@ -129,10 +156,8 @@ async def test_what_takes_a_restart_is_refused(caplog):
 
 
 async def test_what_cannot_be_taken_is_not_in_force():
-    def refuse(_):
-        raise ConfigError("this node cannot")
-
-    async with running(Wanted(replace(BASE, mig_strategy="mixed")), take=refuse) as (configuration, _):
+    refusal = ConfigError("this node cannot")
+    async with running(Wanted(replace(BASE, mig_strategy="mixed")), refusal=refusal) as (configuration, _):
         configuration.request_read()
         await counted(configuration, refused=1)
         assert configuration.settings is BASE
@@ -151,24 +176,21 @@ async def test_a_reading_that_is_interrupted_is_made_again_by_the_next_daemon_of
     new = replace(BASE, mig_strategy="mixed")
     reading, goes_on = anyio.Event(), anyio.Event()
 
-    async def settled(settings):
-        reading.set()
-        await goes_on.wait()
-        return settings
+    class Slow(ListStrategy):
+        async def settled(self, settings):
+            reading.set()
+            await goes_on.wait()
+            return settings
 
-    taken: list[Settings] = []
-    configuration = Configuration(BASE, ConfigSource(BASE), Wanted(new), (), settled)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(configuration.run, taken.append)
+    configuration = Configuration(BASE, ConfigSource(BASE), Wanted(new), (), Slow())
+    async with following(configuration) as taken:
         configuration.request_read()
         await reading.wait()
-        tasks.cancel_scope.cancel()
+    assert taken == []
     goes_on.set()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(configuration.run, taken.append)
+    async with following(configuration) as taken:
         await counted(configuration, applied=1)
-        tasks.cancel_scope.cancel()
-    assert taken == [new]
+        assert taken == [new]
 
 
 async def test_without_a_label_to_choose_by_one_begins_as_told():
@@ -184,7 +206,7 @@ class Chosen:
 
     def __init__(self, _):
         Chosen.made = self
-        self.known, self.again = anyio.Event(), anyio.Event()
+        self.known, self.again, self.changed = anyio.Event(), anyio.Event(), asyncio.Event()
         self.unknown, self.complaint, self.watch_trouble = "waiting for the label", "", ""
 
     def current(self):
@@ -195,6 +217,7 @@ class Chosen:
 
     def look_again(self):
         self.known.set()
+        self.changed.set()
 
     def keep(self, file):
         self.kept = file
@@ -202,9 +225,9 @@ class Chosen:
     async def settled(self):
         await self.known.wait()
 
-    async def run(self, changed):
+    async def run(self):
         await self.again.wait()
-        changed()
+        self.changed.set()
         await anyio.sleep_forever()
 
 
@@ -309,12 +332,10 @@ async def test_what_is_wrong_with_the_label_is_told_as_long_as_nothing_else_is(b
     source.complaint, source.watch_trouble = "the label names no file", "changes of the label are not heard"
     assert configuration.status()["refused"] == "the label names no file"
     assert configuration.status()["unheard"] == "changes of the label are not heard"
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(configuration.run, lambda _: None)
+    async with following(configuration):
         configuration.request_read()
         await counted(configuration, refused=1)
         assert configuration.status()["refused"] == "h100:1: no"
-        tasks.cancel_scope.cancel()
 
 
 async def test_every_setting_in_force_is_told_in_full_unless_it_is_too_much(monkeypatch):
@@ -336,17 +357,14 @@ async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tm
     assert (status["file"], status["wanted"]) == (str(file), "")
     source._file = other = tmp_path / "another"  # as a label that is changed has it
     assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(configuration.run, lambda _: None)
-        wanted.settings, good = ConfigError("another:1: no"), wanted.settings
-        configuration.request_read()
+    async with following(configuration):
+        wanted.settings, good = ConfigError("another:1: no"), wanted.settings  # the watch requests the first read
         await counted(configuration, refused=1)
         assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
         wanted.settings = good
         configuration.request_read()
         await counted(configuration, applied=1)
         assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(other), "")
-        tasks.cancel_scope.cancel()
 
 
 class Keeping(ConfigSource):
@@ -367,8 +385,7 @@ async def test_the_file_in_force_is_remembered_after_each_reading_and_again_unti
     source = Keeping()
     wanted = Wanted(replace(BASE, mig_strategy="mixed"))
     configuration = Configuration(BASE, source, wanted, ())
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(configuration.run, lambda _: None)
+    async with following(configuration):
         with anyio.fail_after(10):
             while not source.kept:
                 await anyio.sleep(0.001)
@@ -382,20 +399,24 @@ async def test_the_file_in_force_is_remembered_after_each_reading_and_again_unti
             source.works = True
             while configuration.storage_trouble:
                 await anyio.sleep(0.001)
-        tasks.cancel_scope.cancel()
     assert set(source.kept) == {None, Path("/etc/exclusive")}
 
 
 async def test_the_file_in_force_is_remembered_once_after_a_reading_and_when_told_to_look():
     source = Keeping()
     configuration = Configuration(BASE, source, Wanted(replace(BASE, mig_strategy="mixed")), ())
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(configuration.run, lambda _: None)
+
+    async def kept(times):
+        with anyio.fail_after(10):
+            while len(source.kept) < times or configuration._saving.begun:
+                await anyio.sleep(0.001)
+        await anyio.wait_all_tasks_blocked()
+        assert len(source.kept) == times
+
+    async with following(configuration):
+        await kept(1)
         configuration.request_read()
         await counted(configuration, applied=1)
-        assert len(source.kept) == 2
+        await kept(2)
         configuration.check_stored_choice()
-        with anyio.fail_after(10):
-            while len(source.kept) < 3:
-                await anyio.sleep(0.001)
-        tasks.cancel_scope.cancel()
+        await kept(3)

@@ -14,7 +14,7 @@ import pytest
 from asyncinotify import Inotify
 
 from gpu_plugin.daemon import watched_file
-from gpu_plugin.daemon.watched_file import ABSENT, MAX_BYTES, fingerprint, watch_file
+from gpu_plugin.daemon.watched_file import ABSENT, MAX_BYTES, FileWatcher, fingerprint, watch_file
 from gpu_plugin.runtime import inotify
 from tests.unit.daemon.config_map import ConfigMapVolume, Listener
 
@@ -41,11 +41,11 @@ def exhausted(*_):
 
 
 @asynccontextmanager
-async def watching(path, known=None):
+async def watching(path):
     """Someone who was told of the content as it is now and hears of every other."""
     listener = Listener()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, listener, known)
+        tasks.start_soon(watch_file, path, listener)
         await listener.called(1)
         yield listener
         tasks.cancel_scope.cancel()
@@ -211,12 +211,13 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch
     path = tmp_path / "config.yaml"
     path.write_text("first")
     read = []
-    listener = Listener()
 
-    def changed():
-        read.append((time.monotonic(), path.read_text()))
-        listener()
+    class Reading(Listener):
+        def set(self):
+            read.append((time.monotonic(), path.read_text()))
+            super().set()
 
+    listener = Reading()
     over = threading.Event()
 
     def storm():
@@ -230,7 +231,7 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch
         path.write_text("the last")
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, changed)
+        tasks.start_soon(watch_file, path, listener)
         await listener.called(1)
         began = time.monotonic()
         await anyio.to_thread.run_sync(storm)
@@ -301,7 +302,6 @@ async def test_what_happens_before_a_place_is_watched_is_seen(tmp_path, monkeypa
     monkeypatch.setattr(watched_file, "POLL_INTERVAL", 3600)
     path = tmp_path / "config.yaml"
     path.write_text("version: v1")
-    known = fingerprint(path)
     real = inotify.Directories.arm
 
     def late(self, places):
@@ -310,8 +310,15 @@ async def test_what_happens_before_a_place_is_watched_is_seen(tmp_path, monkeypa
         return real(self, places)
 
     monkeypatch.setattr(inotify.Directories, "arm", late)
-    async with watching(path, known) as listener:
-        assert listener.calls == 1
+    received: list[str] = []
+    watcher = FileWatcher(lambda: (path.read_text(), inotify.route(path)), received.append)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watcher.run)
+        with anyio.fail_after(10):
+            while not received:
+                await anyio.sleep(0.005)
+        tasks.cancel_scope.cancel()
+    assert received == ["version: v2"]
 
 
 async def test_places_that_matter_no_more_are_watched_no_more(tmp_path, monkeypatch):
@@ -341,22 +348,6 @@ async def test_places_that_matter_no_more_are_watched_no_more(tmp_path, monkeypa
             while len(made[0].watches) != before:
                 await anyio.sleep(0.01)
         assert len(made) == 1
-
-
-async def test_a_known_content_is_not_reported_and_another_is(tmp_path, net):
-    path = tmp_path / "config.yaml"
-    path.write_text("version: v1")
-    known = fingerprint(path)
-    listener = Listener()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, listener, known)
-        await anyio.sleep(0.3)
-        assert listener.calls == 0
-        path.write_text("version: v2")
-        await listener.called(1)
-        tasks.cancel_scope.cancel()
-    async with watching(path, known) as listener:  # changed before the watch began
-        assert listener.calls == 1
 
 
 async def test_a_file_system_that_hangs_is_said_once_and_holds_up_nothing(tmp_path, monkeypatch, caplog):
