@@ -59,8 +59,7 @@ class Next(msgspec.Struct, frozen=True):
 def recall(state: StateDirectory, memory: Memory, events: EventStore) -> Recalled:
     """Read the memory of earlier processes, after the removal of leftover files. Blocks as long as the disk does."""
     state.tidy(FILES)
-    memory.reserve()
-    events.recall()
+    events.recall(memory.log.load().events)
     return Recalled(memory.gpus(), memory.before(), memory.evidence(), memory.devices())
 
 

@@ -1,4 +1,4 @@
-"""Convert the content of `DEVICES_FILE` to devices. Entries are checked separately: only damaged entries are dropped. No I/O."""
+"""Convert the record of devices to devices. Entries are checked separately: only damaged entries are dropped. No I/O."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from gpu_plugin.devices.device import GPU, MAX_NUMA_NODE, MIG, Device, Resource,
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.state.records import ListedDevice, WrittenDevices
 
-_MAX_SHOWN = 80  # limit in characters for a text of the file in a message
+_MAX_SHOWN = 80  # limit in characters for a text of the record in a message
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 def remembered(written: WrittenDevices) -> Remembered:
-    """Return the devices in the file's content."""
+    """Return the devices in the record."""
     faults: list[str] = []
     foreign = {name: _read(name, raw, faults, foreign=True)[0] for name, raw in written.foreign.items()}
     listed = {}

@@ -1,4 +1,4 @@
-"""The records in the files of the state directory, and their conversion to and from the daemon's values. No I/O."""
+"""The records in the state log and in files of the state directory, and their conversion from the daemon's values. No I/O."""
 
 from collections.abc import Iterable
 from typing import Generic, TypeVar
@@ -9,10 +9,6 @@ from gpu_plugin.devices.device import Resource, device_id_fault
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 
-HEALTH_FILE = "health.json"
-JOURNAL_FILE = "health.journal"
-GPUS_FILE = "gpus.json"
-DEVICES_FILE = "devices.json"
 OWN_MARKS_FILE = "cluster.json"
 HANDOVER_FILE = "handover.json"
 
@@ -21,10 +17,7 @@ E = TypeVar("E")
 
 
 class HealthMemory(msgspec.Struct, Generic[E], frozen=True):
-    """The content of `HEALTH_FILE`, and of a line of `JOURNAL_FILE`. The record with the greater `sequence` is in force.
-
-    If both have the same `sequence`, the journal's record is in force, since it was written later. `HANDOVER_FILE` has the
-    evidence that a former daemon found after it had unlocked the state directory.
+    """The record of health, and the content of `HANDOVER_FILE`: evidence that a former daemon found after its handover.
 
     `boot_id` is the boot in which the record was written. The boot id of an entry is the boot in which the entry was true. Each
     entry is decoded separately, so that an entry of a wrong type does not affect the others.
@@ -32,26 +25,17 @@ class HealthMemory(msgspec.Struct, Generic[E], frozen=True):
 
     boot_id: str
     evidence: tuple[E, ...] = ()
-    sequence: int = 0
 
 
 WrittenHealth = HealthMemory[msgspec.Raw]
 
 
 KNOWN = ("uuid", "index", "minor", "pci_bus_id", "model", "numa_node", "mig_enabled", "mig_devices")
-"""The fields of a `Gpu` that `GPUS_FILE` stores: enough to list the GPU again when the driver cannot describe it."""
-
-
-class GpuMemory(msgspec.Struct, frozen=True):
-    """The content of `GPUS_FILE`: the GPUs of the boot `boot_id`, and in `absent` GPUs that only an earlier boot had."""
-
-    boot_id: str
-    gpus: tuple[Gpu, ...] = ()
-    absent: tuple[Gpu, ...] = ()
+"""The fields of a `Gpu` in the record of GPUs: enough to list the GPU again when the driver cannot describe it."""
 
 
 class WrittenGpus(msgspec.Struct, frozen=True):
-    """`GpuMemory` with entries that are not decoded yet."""
+    """The record of GPUs, not decoded yet: the GPUs of the boot `boot_id`, and in `absent` GPUs that only an earlier boot had."""
 
     boot_id: str
     gpus: tuple[msgspec.Raw, ...] = ()
@@ -59,7 +43,7 @@ class WrittenGpus(msgspec.Struct, frozen=True):
 
 
 class ListedDevice(msgspec.Struct, frozen=True):
-    """A device in `DEVICES_FILE`: enough to list the device again as Unhealthy after it was removed."""
+    """A device in the record of devices: enough to list the device again as Unhealthy after it was removed."""
 
     id: str
     gpu: str
@@ -72,7 +56,7 @@ class ListedDevice(msgspec.Struct, frozen=True):
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """The content of `DEVICES_FILE`: devices by resource name. `foreign` has devices that pods hold under unlisted names."""
+    """The record of devices: devices by resource name. `foreign` has devices that pods hold under unlisted names."""
 
     boot_id: str
     resources: dict[str, tuple[ListedDevice, ...]]

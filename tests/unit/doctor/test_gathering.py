@@ -15,7 +15,7 @@ from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.doctor import gathering
 from gpu_plugin.doctor.checks import examined
-from gpu_plugin.doctor.edges import host, state_directory
+from gpu_plugin.doctor.edges import host
 from gpu_plugin.doctor.edges.driver import described, opened
 from gpu_plugin.doctor.facts import DeviceNode, Unknown
 from gpu_plugin.doctor.gathering import Places, gather
@@ -33,7 +33,9 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
 from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.log import FILES, HEALTH
 from gpu_plugin.state.memory import Memory
+from tests.state_log import store
 from tests.unit.doctor.made_up import GPU, status
 
 QUICK = "0.2s"
@@ -197,15 +199,15 @@ async def test_where_the_daemon_says_otherwise_what_is_released_the_driver_is_le
 
 
 def write_down(state: Path, host, *, resumed: bool = False, gpu: int | None = 1, boot: str = "") -> None:
-    """As a daemon that has a GPU released (None: all) writes it down: the newest in the journal alone."""
+    """As a daemon that has a GPU released (None: all) writes it down."""
     profile = host._node.profile
     latch = Latch(Release(resumed=resumed), Verdict.FATAL, "maintenance", 1.0)
     uuid = EVERY_GPU if gpu is None else profile.gpus[gpu].uuid
     entry = Evidence.of(boot or host.boot_id(), uuid, LatchKey(MAINTENANCE), latch)
     memory = Memory(StateDirectory(state), host.boot_id())
     node = Node(tuple(Gpu(each.uuid, index) for index, each in enumerate(profile.gpus)), {})
-    assert memory.write_durably((), node, ())
     assert memory.write_evidence((entry,))
+    assert memory.write_hardware(node, ())
 
 
 @pytest.mark.parametrize("daemon", ["killed", "hung", "waits"])
@@ -255,11 +257,11 @@ async def test_where_nobody_knows_what_is_released_the_driver_is_left_alone(shor
         def refuse(path):
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr(state_directory, "bounded", refuse)
+        monkeypatch.setattr("gpu_plugin.state.log.bounded", refuse)
     elif spoilt == "a pipe":
-        os.mkfifo(state / "health.json")
+        os.mkfifo(state / FILES[0])
     else:
-        (state / "health.json").write_text("{")
+        store(state, HEALTH, {"boot_id": 7})
     facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
     assert "whether GPUs are released for maintenance is not known" in facts.driver.why
     assert not real.driver.calls

@@ -1,7 +1,5 @@
 """Damaged entries in the memory of listed devices: each costs itself alone, is said, and its hardware stays withheld."""
 
-import json
-
 import pytest
 
 from gpu_plugin.devices.device import Device, Resource
@@ -10,8 +8,8 @@ from gpu_plugin.health.latch import Health
 from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.log import DEVICES, GPUS, HEALTH
 from gpu_plugin.state.memory import Memory
-from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE
 
 GPU = "nvidia.com/gpu"
 A, B = (f"GPU-{number:08}-0000-0000-0000-000000000000" for number in (1, 2))
@@ -27,10 +25,10 @@ def memory(tmp_path):
 
 
 @pytest.fixture
-def remembered(tmp_path, memory):
+def remembered(memory):
     def read(resources, foreign=None):
         written = {"boot_id": "one", "resources": resources, "foreign": foreign or {}}
-        (tmp_path / DEVICES_FILE).write_text(json.dumps(written))
+        memory.log.write(DEVICES, written)
         return memory.devices()
 
     return read
@@ -62,7 +60,6 @@ def test_a_damaged_entry_is_left_out_and_said_and_its_hardware_counts_as_held(re
     assert ids(found.foreign) == {GPU: [foreign]}
     assert found.foreign[0].devices[0].gpu == B
     [record] = caplog.records
-    assert DEVICES_FILE in record.getMessage()
     assert f"entry 1 of '{GPU}'" in record.getMessage()
     assert len(record.getMessage()) < 600
     assert record.getMessage().isprintable()
@@ -128,8 +125,10 @@ def test_what_cannot_be_listed_is_written_down_and_read_again(memory, tmp_path):
     inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
     odd = Resource(GPU, (Device(f"{A}::{'0' * 300}", A, A, "0"),))
     inventory.remember((), (odd,))
-    assert memory.write_durably((), Node((Gpu(A, 0),)), inventory.listed, inventory.foreign)
-    assert ids(Memory(StateDirectory(tmp_path), "one").devices().foreign) == ids((odd,))
+    assert memory.write_hardware(Node((Gpu(A, 0),)), inventory.listed, inventory.foreign)
+    again = Memory(StateDirectory(tmp_path), "one")
+    again.log.load()
+    assert ids(again.devices().foreign) == ids((odd,))
 
 
 @pytest.mark.parametrize(
@@ -141,31 +140,30 @@ def test_what_cannot_be_listed_is_written_down_and_read_again(memory, tmp_path):
         {"uuid": A, "index": 0, "mig_devices": [{}]},
     ],
 )
-def test_a_damaged_gpu_costs_no_other(memory, tmp_path, caplog, entry):
-    (tmp_path / GPUS_FILE).write_text(json.dumps({"boot_id": "one", "gpus": [entry, {"uuid": B, "index": 1}]}))
+def test_a_damaged_gpu_costs_no_other(memory, caplog, entry):
+    memory.log.write(GPUS, {"boot_id": "one", "gpus": [entry, {"uuid": B, "index": 1}]})
     assert [gpu.uuid for gpu in memory.gpus()] == [B]
-    assert "gpus.json: entry 0" in caplog.text
+    assert "entry 0 of 'gpus'" in caplog.text
 
 
 @pytest.mark.parametrize("boot_id", ["one", "zero"])
-def test_a_damaged_gpu_costs_no_other_that_the_node_had_before(memory, tmp_path, caplog, boot_id):
+def test_a_damaged_gpu_costs_no_other_that_the_node_had_before(memory, caplog, boot_id):
     written = {"boot_id": boot_id, "absent": [{"uuid": A}, {"uuid": B, "index": 1}]}
-    (tmp_path / GPUS_FILE).write_text(json.dumps(written))
+    memory.log.write(GPUS, written)
     assert [gpu.uuid for gpu in memory.before()] == [B]
     assert "entry 0 of 'absent'" in caplog.text
 
 
-def test_of_two_gpus_with_one_uuid_the_first_counts(memory, tmp_path, caplog):
+def test_of_two_gpus_with_one_uuid_the_first_counts(memory, caplog):
     written = [{"uuid": A, "index": 0}, {"uuid": B, "index": 1}, {"uuid": A, "index": 2}]
-    (tmp_path / GPUS_FILE).write_text(json.dumps({"boot_id": "one", "gpus": written}))
+    memory.log.write(GPUS, {"boot_id": "one", "gpus": written})
     assert [(gpu.uuid, gpu.index) for gpu in memory.gpus()] == [(A, 0), (B, 1)]
     assert "entry 2 of 'gpus'" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["evidence", "gpus"])
-def test_a_thousand_damaged_entries_are_one_line(memory, tmp_path, caplog, name):
-    file = {"evidence": HEALTH_FILE, "gpus": GPUS_FILE}[name]
-    (tmp_path / file).write_text(json.dumps({"boot_id": "one", name: [{"uuid": ""}] * 1000}))
+def test_a_thousand_damaged_entries_are_one_line(memory, caplog, name):
+    memory.log.write({"evidence": HEALTH, "gpus": GPUS}[name], {"boot_id": "one", name: [{"uuid": ""}] * 1000})
     assert memory.evidence() == memory.gpus() == ()
     [record] = caplog.records
     assert "999 more" in record.getMessage()
