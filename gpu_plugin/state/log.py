@@ -32,7 +32,6 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.words import are, counted
-from gpu_plugin.runtime.regular_file import UnfitFileError
 from gpu_plugin.state.directory import MAX_BYTES, bounded, is_named, keep_aside, open_own, set_aside
 
 log = logging.getLogger(__name__)
@@ -49,9 +48,7 @@ RESERVED = 64 * 1024  # bytes that are allocated for each file at the start; eig
 SPARE = 16 * 1024  # bytes of each file that only records of health may use
 MAX_GROWTH = 1024 * 1024  # limit in bytes for the space beyond the records in force
 
-_CANNOT_ALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}  # the file system has no posix_fallocate
-
-_LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]{1,18}) ([a-z]+) (.*))", re.DOTALL)  # CRC-32 of the rest, number, kind, JSON
+_LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]{1,18}) ([a-z]+) .*)", re.DOTALL)  # CRC-32 of the rest, number, kind, JSON
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -59,13 +56,17 @@ class Record(msgspec.Struct, frozen=True):
 
     number: int
     kind: str
-    content: bytes
     line: bytes
+
+    @property
+    def content(self) -> bytes:
+        """The JSON of the record."""
+        return self.line.split(b" ", 3)[3][:-1]
 
 
 def _record(number: int, kind: str, content: bytes) -> Record:
     rest = b"%d %b %b" % (number, kind.encode(), content)
-    return Record(number, kind, content, b"\n%08x %b\n" % (zlib.crc32(rest), rest))
+    return Record(number, kind, b"\n%08x %b\n" % (zlib.crc32(rest), rest))
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -86,11 +87,6 @@ class Content(msgspec.Struct, frozen=True):
     numbers: tuple[frozenset[int], ...]
     ends: tuple[int, ...]
     errors: Mapping[str, OSError]
-
-    @property
-    def in_force(self) -> tuple[Record, ...]:
-        """The records in force."""
-        return *self.latest.values(), *self.events
 
 
 def read_log(state_dir: Path) -> Content:
@@ -119,7 +115,7 @@ def read_log(state_dir: Path) -> Content:
 
 def lost_lines(count: int) -> str:
     """Return a message for a number of lines that cannot be read."""
-    return f"{counted(count, 'line')} of it cannot be read and {are(count)} left out"
+    return f"{counted(count, 'line')} of the state log cannot be read and {are(count)} left out"
 
 
 def _parsed(written: bytes) -> tuple[list[Record], int]:
@@ -129,7 +125,7 @@ def _parsed(written: bytes) -> tuple[list[Record], int]:
         line = piece.strip(b"\0")
         form = _LINE.fullmatch(line)
         if form is not None and zlib.crc32(form[2]) == int(form[1], 16):
-            records.append(Record(int(form[3]), form[4].decode(), form[5], b"\n%b\n" % line))
+            records.append(Record(int(form[3]), form[4].decode(), b"\n%b\n" % line))
         elif line:
             strange += 1
     return records, strange
@@ -139,28 +135,28 @@ class _File:
     """One of the two files.
 
     Attributes:
-        descriptor: of the open file; None until the first write.
+        descriptor: of the open file; -1 while no file is open, so that each call on it raises OSError.
         end: the end of the records in the file.
         used: the end of the bytes that may not be zero.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.descriptor: int | None = None
+        self.descriptor = -1
         self.end = self.used = 0
 
     @property
     def in_place(self) -> bool:
         """True if the open file still has its name and its bytes."""
         try:
-            there = None if self.descriptor is None else os.fstat(self.descriptor)
+            there = os.fstat(self.descriptor)
         except OSError:
             return False
-        return there is not None and there.st_size >= self.used and is_named(self.path, there)
+        return there.st_size >= self.used and is_named(self.path, there)
 
     def open(self) -> bool:
         """Open the file that has the name now, or create it. Return True if it has lost records. Raises OSError."""
-        gone = self.descriptor is not None
+        gone = self.descriptor >= 0
         self.close()
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         set_aside(self.path)
@@ -171,35 +167,33 @@ class _File:
         self.end, self.used = 0, size
         return True
 
-    @property
-    def open_descriptor(self) -> int:
-        """The descriptor. Raises OSError if the file is not open."""
-        if self.descriptor is None:
-            raise OSError(errno.EBADF, "the file is not open")
-        return self.descriptor
-
     def close(self) -> None:
-        if self.descriptor is not None:
-            with suppress(OSError):
-                os.close(self.descriptor)
-            self.descriptor = None
+        """Close the file if it is open."""
+        with suppress(OSError):
+            os.close(self.descriptor)
+        self.descriptor = -1
 
-    def allocate(self, size: int) -> None:
-        """Allocate the bytes up to `size`. Raises OSError if the disk is full or the file system cannot allocate."""
-        descriptor = self.open_descriptor
-        present = os.fstat(descriptor).st_size
-        if present:
-            os.posix_fallocate(descriptor, 0, min(size, present))  # the file may have holes
-        if size > present:
-            # Only the bytes after the present size: if a tmpfs has no space for a whole range, it frees the allocated part.
-            os.posix_fallocate(descriptor, present, size - present)
+    def allocate(self, size: int) -> bool:
+        """Allocate the bytes up to `size`. Return False if the file system cannot do that. Raises OSError if the disk is full."""
+        present = os.fstat(self.descriptor).st_size
+        try:
+            if present:
+                os.posix_fallocate(self.descriptor, 0, min(size, present))  # the file may have holes
+            if size > present:
+                # Only the bytes after the present size: if a tmpfs has no space for a whole range, it frees the allocated part.
+                os.posix_fallocate(self.descriptor, present, size - present)
+        except OSError as error:
+            if error.errno in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
+                return False
+            raise
+        return True
 
     def write(self, start: int, content: bytes) -> None:
         """Write at the offset `start`, and overwrite the rest with zeros. Raises OSError if not everything is written."""
         end = start + len(content)
         padded = content + bytes(max(0, self.used - end))
         self.used = max(self.used, end)
-        if os.pwrite(self.open_descriptor, padded, start) < len(padded):
+        if os.pwrite(self.descriptor, padded, start) < len(padded):
             raise OSError(errno.ENOSPC, "the write was incomplete")
         self.end = self.used = end
 
@@ -220,7 +214,6 @@ class StateLog:
         self._room = RESERVED
         """Bytes of each file that may be used. They are allocated if the file system could allocate them."""
         self._allocated = False
-        self._unsupported = False
         self._lost = False
         """True if the active file lacks records that are in memory."""
         self._unsynced = False
@@ -236,28 +229,25 @@ class StateLog:
             content = read_log(self.state_dir)
             for name, error in content.errors.items():
                 path = self.state_dir / name
-                kept = keep_aside(path) if isinstance(error, UnfitFileError) else ""
-                log.error("%s cannot be read, so its content is lost%s: %s", path, kept, error.strerror or error)
-            if content.unreadable:
-                log.warning(
-                    "%s and %s: %s: they were damaged, or a kill interrupted their write",
-                    self.state_dir / FILES[0],
-                    FILES[1],
-                    lost_lines(content.unreadable),
+                # A file that stays could be read again later, and its records may have greater numbers than new records.
+                log.error(
+                    "%s cannot be read, so its content is lost%s: %s", path, keep_aside(path), error.strerror or error
                 )
+            if content.unreadable:
+                lost = lost_lines(content.unreadable)
+                log.warning("%s: %s: damaged, or their write was interrupted", self.state_dir, lost)
             self._latest, self._events = dict(content.latest), deque(content.events)
             self._number = max((0, *content.numbers[0], *content.numbers[1]))
             for file, end in zip(self._files, content.ends, strict=True):
                 file.close()
                 file.end = file.used = end
-            wanted = [record.number for record in content.in_force]
-            found = [sum(number in numbers for number in wanted) for numbers in content.numbers]
-            self._active = 1 if found[1] > found[0] else 0
+            in_force = {record.number for record in (*self._latest.values(), *self._events)}
+            self._active = 1 if len(in_force & content.numbers[1]) > len(in_force & content.numbers[0]) else 0
             self._room = max(RESERVED, *(_pages(end) for end in content.ends))
             self._allocated = self._lost = self._released = False
             self._reserve()
-            for record in content.in_force:
-                if record.number not in content.numbers[self._active]:  # a file was damaged
+            for record in content.latest.values():
+                if record.number not in content.numbers[self._active]:  # the active file was damaged
                     with suppress(OSError):
                         self._place(record)
         return content
@@ -272,7 +262,12 @@ class StateLog:
         text = msgspec.json.encode(content)
         with self._lock:
             former = self._latest.get(kind)
-            if former is not None and former.content == text and not self._lost and self._all_in_place:
+            if (
+                former is not None
+                and former.content == text
+                and not self._lost
+                and all(file.in_place for file in self._files)
+            ):
                 return True
             return self._add(kind, text)
 
@@ -306,7 +301,7 @@ class StateLog:
 
     def _sync_active(self) -> None:
         with self._lock:
-            descriptor = os.dup(self._files[self._active].open_descriptor)
+            descriptor = os.dup(self._files[self._active].descriptor)
         try:
             os.fdatasync(descriptor)  # without the lock: writes go on
         finally:
@@ -318,7 +313,7 @@ class StateLog:
         if not self._lock.acquire(blocking=False):
             return True
         try:
-            return all(file.descriptor is None or file.in_place for file in self._files)
+            return all(file.descriptor < 0 or file.in_place for file in self._files)
         finally:
             self._lock.release()
 
@@ -331,13 +326,9 @@ class StateLog:
         return True
 
     @property
-    def _all_in_place(self) -> bool:
-        return all(file.in_place for file in self._files)
-
-    @property
     def _nearly_full(self) -> bool:
         """True if more than half of the space beyond the records in force is used."""
-        live = sum(len(record.line) for record in self._in_force(self._room))
+        live = _size(self._in_force())
         return self._files[self._active].end - live > (self._room - live) // 2
 
     def _add(self, kind: str, text: bytes) -> bool:
@@ -369,14 +360,13 @@ class StateLog:
 
     def _reserve(self) -> None:
         """Open the files and allocate their space. Log a warning on failure."""
-        reason = ""
         try:
             self._open_all()
             self._grow(0)
         except OSError as error:
             reason = error.strerror or str(error)
-        if self._unsupported:
-            reason = "the file system cannot allocate space"
+        else:
+            reason = "" if self._allocated else "the file system cannot do that"
         if reason:
             log.warning(
                 "%s: no space could be allocated: %s. On a full disk, faults of GPUs and orders of operators would "
@@ -440,13 +430,13 @@ class StateLog:
 
     def _write_all(self, place: int) -> None:
         """Replace the content of a file by the records in force. Raises OSError."""
-        records = sorted(self._in_force(self._room), key=lambda record: record.number)
+        records = sorted(self._in_force(), key=lambda record: record.number)
         self._files[place].write(0, b"".join(record.line for record in records))
 
-    def _in_force(self, room: int) -> list[Record]:
-        """Return the records in force that fit in `room` bytes: without the oldest events, if not all fit."""
+    def _in_force(self) -> list[Record]:
+        """Return the records in force that fit into a file: without the oldest events, if not all fit."""
         records = [*self._latest.values()]
-        left = min(room - SPARE - _size(records), EVENT_BYTES)
+        left = min(self._room - SPARE - _size(records), EVENT_BYTES)
         for event in reversed(self._events):
             left -= len(event.line)
             if left < 0:
@@ -461,14 +451,8 @@ class StateLog:
             return
         if wanted > MAX_BYTES:
             raise OSError(errno.EFBIG, f"the state takes more than {MAX_BYTES} bytes")
-        for file in self._files:
-            try:
-                file.allocate(wanted)
-            except OSError as error:
-                if error.errno not in _CANNOT_ALLOCATE:
-                    raise
-                self._unsupported = True
-        self._room, self._allocated = wanted, True
+        supported = [file.allocate(wanted) for file in self._files]
+        self._room, self._allocated = wanted, all(supported)
 
 
 def _size(records: Iterable[Record]) -> int:

@@ -16,8 +16,6 @@ from gpu_plugin.state.log import DEVICES, GPUS, HEALTH, StateLog
 from gpu_plugin.state.records import (
     HANDOVER_FILE,
     KNOWN,
-    DeviceMemory,
-    HealthMemory,
     WrittenDevices,
     WrittenGpus,
     WrittenHealth,
@@ -53,7 +51,7 @@ class Memory:
 
     def hand_over(self, evidence: tuple[Evidence, ...]) -> bool:
         """Write evidence that this daemon found after it had unlocked the state directory. Return True on success. Blocks."""
-        return self._state.write(HANDOVER_FILE, HealthMemory(self._boot_id, evidence))
+        return self._state.write(HANDOVER_FILE, {"boot_id": self._boot_id, "evidence": evidence})
 
     def handed_over(self) -> tuple[Evidence, ...]:
         """Return the evidence that a former daemon found during a takeover. Blocks."""
@@ -137,7 +135,7 @@ class Memory:
 
     def write_evidence(self, evidence: tuple[Evidence, ...]) -> bool:
         """Write the evidence, which then outlives this process. Does not wait for the disk. Return True on success."""
-        return self.log.write(HEALTH, HealthMemory(self._boot_id, evidence))
+        return self.log.write(HEALTH, {"boot_id": self._boot_id, "evidence": evidence})
 
     def write_hardware(self, node: Node, listed: Iterable[Resource], foreign: Iterable[Resource] = ()) -> bool:
         """Write GPUs and devices, and the whole log to the disk, so that it outlives a power failure. Return True on success.
@@ -155,6 +153,6 @@ class Memory:
                 for gpus in (node.gpus, node.absent)
             )
             written = self.log.write(GPUS, {"boot_id": self._boot_id, "gpus": known, "absent": absent})
-            devices = DeviceMemory(self._boot_id, by_name(listed), by_name(foreign))
+            devices = {"boot_id": self._boot_id, "resources": by_name(listed), "foreign": by_name(foreign)}
             written = self.log.write(DEVICES, devices) and written
         return self.log.sync() and written

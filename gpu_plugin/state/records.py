@@ -1,7 +1,6 @@
 """The records in the state log and in files of the state directory, and their conversion from the daemon's values. No I/O."""
 
 from collections.abc import Iterable
-from typing import Generic, TypeVar
 
 import msgspec
 
@@ -13,21 +12,15 @@ OWN_MARKS_FILE = "cluster.json"
 HANDOVER_FILE = "handover.json"
 
 
-E = TypeVar("E")
-
-
-class HealthMemory(msgspec.Struct, Generic[E], frozen=True):
+class WrittenHealth(msgspec.Struct, frozen=True):
     """The record of health, and the content of `HANDOVER_FILE`: evidence that a former daemon found after its handover.
 
-    `boot_id` is the boot in which the record was written. The boot id of an entry is the boot in which the entry was true. Each
-    entry is decoded separately, so that an entry of a wrong type does not affect the others.
+    `boot_id` is the boot in which the record was written. The boot id of an entry is the boot in which the entry was true.
+    Entries of all records are decoded one by one, so that an entry of a wrong type does not affect the others.
     """
 
     boot_id: str
-    evidence: tuple[E, ...] = ()
-
-
-WrittenHealth = HealthMemory[msgspec.Raw]
+    evidence: tuple[msgspec.Raw, ...] = ()
 
 
 KNOWN = ("uuid", "index", "minor", "pci_bus_id", "model", "numa_node", "mig_enabled", "mig_devices")
@@ -35,7 +28,7 @@ KNOWN = ("uuid", "index", "minor", "pci_bus_id", "model", "numa_node", "mig_enab
 
 
 class WrittenGpus(msgspec.Struct, frozen=True):
-    """The record of GPUs, not decoded yet: the GPUs of the boot `boot_id`, and in `absent` GPUs that only an earlier boot had."""
+    """The record of GPUs: the GPUs of the boot `boot_id`, and in `absent` GPUs that only an earlier boot had."""
 
     boot_id: str
     gpus: tuple[msgspec.Raw, ...] = ()
@@ -55,16 +48,8 @@ class ListedDevice(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
-class DeviceMemory(msgspec.Struct, frozen=True):
-    """The record of devices: devices by resource name. `foreign` has devices that pods hold under unlisted names."""
-
-    boot_id: str
-    resources: dict[str, tuple[ListedDevice, ...]]
-    foreign: dict[str, tuple[ListedDevice, ...]] = msgspec.field(default_factory=dict)
-
-
 class WrittenDevices(msgspec.Struct, frozen=True):
-    """`DeviceMemory` with resources and devices that are not decoded yet."""
+    """The record of devices: devices by resource name. `foreign` has devices that pods hold under unlisted names."""
 
     boot_id: str
     resources: dict[str, msgspec.Raw]

@@ -184,7 +184,7 @@ async def test_spoilt_files_are_set_aside_and_said_and_the_node_is_served(kubele
     await kubelet.wait_for(healthy(kubelet, 8))
     said = daemon.log.read_text()
     if spoil is every_line:
-        assert "of it cannot be read and are left out" in said
+        assert "of the state log cannot be read and are left out" in said
     for name in names:
         assert f"{daemon.state / name} cannot be read, so its content is lost" in said
         assert os.path.lexists(daemon.state / f"{name}.corrupt")

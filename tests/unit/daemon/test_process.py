@@ -679,7 +679,7 @@ async def test_a_broken_log_is_said_and_nothing_is_lost_that_is_learnt(kubelet, 
         await kubelet.wait_for(healthy(kubelet, 8))
         node.post(2, 8, 48)
         await kubelet.wait_for(healthy(kubelet, 7))
-    assert "1 line of it cannot be read" in caplog.text
+    assert "1 line of the state log cannot be read" in caplog.text
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 7))
 

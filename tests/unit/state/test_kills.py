@@ -91,7 +91,7 @@ def slow_down() -> None:
         time.sleep(0.02)
         sync(descriptor)
 
-    os.pwrite, os.fdatasync = in_parts, slow
+    os.pwrite, os.fdatasync = in_parts, slow  # type: ignore[assignment]
 
 
 def mounted(directory: Path) -> bool:

@@ -283,11 +283,19 @@ def test_something_else_at_the_name_is_moved_aside_and_not_written(state, log, m
     assert all(os.path.lexists(state / f"{name}.corrupt") for name in FILES)
 
 
-def test_a_file_that_is_too_large_is_kept_aside(state, caplog):
-    state.mkdir()
-    with (state / FILES[0]).open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
-    assert opened(state).write(HEALTH, "cordon")
+@pytest.mark.parametrize("why", ["too large", "input/output error"])
+def test_a_file_that_cannot_be_read_is_kept_aside(state, log, monkeypatch, caplog, why):
+    assert all(log.write(HEALTH, f"former {number}") for number in range(9))
+    if why == "too large":
+        os.truncate(state / FILES[0], MAX_BYTES + 1)
+    with monkeypatch.context() as disk:
+        if why == "input/output error":
+
+            def fail(_):
+                raise OSError(errno.EIO, "Input/output error")
+
+            disk.setattr("gpu_plugin.state.log.bounded", fail)
+        assert opened(state).write(HEALTH, "cordon")
     assert f"(kept as {state / FILES[0]}.corrupt)" in caplog.text
     assert latest(state) == "cordon"
 
@@ -327,7 +335,8 @@ def test_a_sync_reaches_the_disk_without_holding_up_writes(state, log, monkeypat
 
 def test_after_a_failed_sync_the_records_are_written_to_the_disk_again(state, log, monkeypatch, caplog):
     write_all(log)
-    synced, real = [], os.fdatasync
+    synced: list[str] = []
+    real = os.fdatasync
 
     def sync(descriptor):
         if not synced:

@@ -246,7 +246,7 @@ async def test_each_change_of_evidence_is_written_to_the_disk_too(state, monkeyp
     add, sync, done, synced = StateLog.write, StateLog.sync, threading.Event(), []
 
     def slow(log, kind, content):
-        if kind == HEALTH and CORDON in content.evidence:
+        if kind == HEALTH and CORDON in content["evidence"]:
             done.wait(0.2)  # the other thread has all the time to overtake this one
         return add(log, kind, content)
 
