@@ -422,14 +422,14 @@ class StateLog:
 
     def _move(self) -> None:
         """Write the records in force to the other file, which is active from then on. Raises OSError."""
-        with suppress(OSError):  # without more room, the oldest events are left out
-            self._grow(_size(self._latest.values()) + min(_size(self._events), EVENT_BYTES) + SPARE)
         target = 1 - self._active
         self._write_all(target)
         self._active = target
 
     def _write_all(self, place: int) -> None:
         """Replace the content of a file by the records in force. Raises OSError."""
+        with suppress(OSError):  # without more room, the oldest events are left out
+            self._grow(_size(self._latest.values()) + min(_size(self._events), EVENT_BYTES) + SPARE)
         records = sorted(self._in_force(), key=lambda record: record.number)
         self._files[place].write(0, b"".join(record.line for record in records))
 

@@ -270,6 +270,15 @@ def test_a_lost_file_is_noticed_and_the_next_write_restores_it(state, log, name,
     assert opened(state).write(HEALTH, "next")
 
 
+def test_a_lost_file_that_was_nearly_full_is_restored_with_all_events(state, log):
+    while log._files[0].end < RESERVED - 300:
+        assert log.add_event("x" * 200)
+    count = len(events(state))
+    shutil.rmtree(state)
+    assert log.write(HEALTH, "cordon")
+    assert len(events(state)) == count
+
+
 @pytest.mark.parametrize("made", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/null")])
 def test_something_else_at_the_name_is_moved_aside_and_not_written(state, log, made, caplog):
     write_all(log)
