@@ -11,8 +11,7 @@ from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.runtime.control import SOCKET
 from gpu_plugin.state.directory import StateDirectory, set_aside
 from gpu_plugin.state.event_store import EventStore
-from gpu_plugin.state.listed_devices import Remembered
-from gpu_plugin.state.memory import Memory
+from gpu_plugin.state.memory import Memory, Remembered
 from gpu_plugin.state.node_lock import NodeLock
 
 STATE_PATIENCE = 3.0

@@ -1,7 +1,7 @@
 """State of the present boot that outlives restarts of the daemon: evidence against GPUs, the GPUs, and the listed devices."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
@@ -11,22 +11,28 @@ from gpu_plugin.devices.device import Resource, is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.state.directory import StateDirectory
-from gpu_plugin.state.listed_devices import Remembered, remembered
 from gpu_plugin.state.log import DEVICES, GPUS, HEALTH, StateLog
 from gpu_plugin.state.records import (
     HANDOVER_FILE,
     KNOWN,
-    WrittenDevices,
-    WrittenGpus,
-    WrittenHealth,
+    DeviceRecord,
+    GpuRecord,
+    HealthRecord,
     by_name,
     entry,
-    gpu,
+    resources,
 )
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """Devices that an earlier process listed, and devices that pods held under names that it did not list."""
+
+    listed: tuple[Resource, ...] = ()
+    foreign: tuple[Resource, ...] = ()
 
 
 class Memory:
@@ -46,7 +52,7 @@ class Memory:
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Return the last evidence that an earlier process of this boot wrote, and entries that outlive boots. Blocks."""
-        memory = self._latest(HEALTH, WrittenHealth)
+        memory = self._latest(HEALTH, HealthRecord)
         return (*(() if memory is None else self._entries(HEALTH, memory)), *self.handed_over())
 
     def hand_over(self, evidence: tuple[Evidence, ...]) -> bool:
@@ -55,7 +61,7 @@ class Memory:
 
     def handed_over(self) -> tuple[Evidence, ...]:
         """Return the evidence that a former daemon found during a takeover. Blocks."""
-        memory = self._state.read(HANDOVER_FILE, WrittenHealth)
+        memory = self._state.read(HANDOVER_FILE, HealthRecord)
         return () if memory is None else self._entries(HANDOVER_FILE, memory)
 
     def forget_handover(self) -> None:
@@ -78,7 +84,7 @@ class Memory:
             log.error("the record of %s in %s is invalid and left out: %s", kind, self._state.path, error)  # noqa: TRY400
             return None
 
-    def _entries(self, source: str, memory: WrittenHealth) -> tuple[Evidence, ...]:
+    def _entries(self, source: str, memory: HealthRecord) -> tuple[Evidence, ...]:
         """Return the entries of this boot and the entries that outlive boots. Log invalid entries."""
         found, faults = [], []
         for place, raw in enumerate(memory.evidence):
@@ -86,52 +92,29 @@ class Memory:
                 found.append(entry(raw))
             except ValueError as error:
                 faults.append(f"entry {place} is invalid and left out: {error}")
-        self._log_faults(source, faults)
+        if faults:
+            more = f" (and {counted(len(faults) - 1, 'more fault')})" if len(faults) > 1 else ""
+            log.error("%s in %s: %s%s", source, self._state.path, faults[0], more)
         return tuple(each for each in found if each.boot_id == self._boot_id or each.lasts)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs that an earlier process of this boot wrote."""
-        memory = self._latest(GPUS, WrittenGpus)
-        if memory is None or memory.boot_id != self._boot_id:
-            return ()
-        return self._gpus("gpus", memory.gpus)
+        memory = self._latest(GPUS, GpuRecord)
+        return memory.gpus if memory is not None and memory.boot_id == self._boot_id else ()
 
     def before(self) -> tuple[Gpu, ...]:
         """Return the GPUs that the node had in an earlier boot and that no process of this boot has found."""
-        memory = self._latest(GPUS, WrittenGpus)
+        memory = self._latest(GPUS, GpuRecord)
         if memory is None:
             return ()
-        absent = self._gpus("absent", memory.absent)
-        return absent if memory.boot_id == self._boot_id else (*self._gpus("gpus", memory.gpus), *absent)
-
-    def _gpus(self, name: str, written: Iterable[msgspec.Raw]) -> tuple[Gpu, ...]:
-        """Return the GPUs of the list `name`. Log damaged entries."""
-        found: dict[str, Gpu] = {}
-        faults = []
-        for place, raw in enumerate(written):
-            try:
-                known = gpu(raw)
-                if found.setdefault(known.uuid, known) is not known:
-                    raise ValueError("its uuid occurs twice")
-            except ValueError as error:
-                faults.append(f"entry {place} of {name!r} is damaged and left out: {error}")
-        self._log_faults(GPUS, faults)
-        return tuple(found.values())
+        return memory.absent if memory.boot_id == self._boot_id else (*memory.gpus, *memory.absent)
 
     def devices(self) -> Remembered:
         """Return devices that an earlier process of this boot listed, and devices that pods held under unlisted names."""
-        memory = self._latest(DEVICES, WrittenDevices)
+        memory = self._latest(DEVICES, DeviceRecord)
         if memory is None or memory.boot_id != self._boot_id:
             return Remembered()
-        found = remembered(memory)
-        self._log_faults(DEVICES, found.faults)
-        return found
-
-    def _log_faults(self, source: str, faults: Sequence[str]) -> None:
-        """Log the first fault of a record or file and the number of the others: it may have thousands."""
-        if faults:
-            more = f" (and {counted(len(faults) - 1, 'more fault')})" if len(faults) > 1 else ""
-            log.error("%s in %s: %s%s", source, self._state.path, faults[0], more)
+        return Remembered(resources(memory.resources), resources(memory.foreign))
 
     def write_evidence(self, evidence: tuple[Evidence, ...]) -> bool:
         """Write the evidence, which then outlives this process. Does not wait for the disk. Return True on success."""

@@ -1,10 +1,11 @@
-"""The records in the state log and in files of the state directory, and their conversion from the daemon's values. No I/O."""
+"""The records in the state log and in files of the state directory, and their conversion. No I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpu_plugin.devices.device import Resource, device_id_fault
+from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 
@@ -12,11 +13,11 @@ OWN_MARKS_FILE = "cluster.json"
 HANDOVER_FILE = "handover.json"
 
 
-class WrittenHealth(msgspec.Struct, frozen=True):
+class HealthRecord(msgspec.Struct, frozen=True):
     """The record of health, and the content of `HANDOVER_FILE`: evidence that a former daemon found after its handover.
 
-    `boot_id` is the boot in which the record was written. The boot id of an entry is the boot in which the entry was true.
-    Entries of all records are decoded one by one, so that an entry of a wrong type does not affect the others.
+    `boot_id` is the boot in which the record was written. The boot id of an entry is the boot in which the entry was true. Each
+    entry is decoded separately: an entry that this version cannot use does not affect the others.
     """
 
     boot_id: str
@@ -27,12 +28,12 @@ KNOWN = ("uuid", "index", "minor", "pci_bus_id", "model", "numa_node", "mig_enab
 """The fields of a `Gpu` in the record of GPUs: enough to list the GPU again when the driver cannot describe it."""
 
 
-class WrittenGpus(msgspec.Struct, frozen=True):
+class GpuRecord(msgspec.Struct, frozen=True):
     """The record of GPUs: the GPUs of the boot `boot_id`, and in `absent` GPUs that only an earlier boot had."""
 
     boot_id: str
-    gpus: tuple[msgspec.Raw, ...] = ()
-    absent: tuple[msgspec.Raw, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    absent: tuple[Gpu, ...] = ()
 
 
 class ListedDevice(msgspec.Struct, frozen=True):
@@ -48,12 +49,12 @@ class ListedDevice(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
-class WrittenDevices(msgspec.Struct, frozen=True):
+class DeviceRecord(msgspec.Struct, frozen=True):
     """The record of devices: devices by resource name. `foreign` has devices that pods hold under unlisted names."""
 
     boot_id: str
-    resources: dict[str, msgspec.Raw]
-    foreign: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
+    resources: dict[str, tuple[ListedDevice, ...]]
+    foreign: dict[str, tuple[ListedDevice, ...]] = msgspec.field(default_factory=dict)
 
 
 class OwnMarks(msgspec.Struct, frozen=True):
@@ -61,19 +62,6 @@ class OwnMarks(msgspec.Struct, frozen=True):
 
     condition: bool = False
     taint: bool = False
-
-
-def gpu(raw: msgspec.Raw) -> Gpu:
-    """Decode a stored GPU. Raises ValueError, with the reason, if the entry is invalid."""
-    try:
-        known = msgspec.json.decode(raw, type=Gpu)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    if fault := device_id_fault(known.uuid):
-        raise ValueError(f"its uuid cannot be a device id: {fault}")
-    if known.index < 0:
-        raise ValueError("its index is below 0")
-    return known
 
 
 def entry(raw: msgspec.Raw) -> Evidence:
@@ -94,3 +82,18 @@ def by_name(listed: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:
         resource.name: tuple(msgspec.convert(device, ListedDevice, from_attributes=True) for device in resource.devices)
         for resource in listed
     }
+
+
+def resources(written: Mapping[str, Iterable[ListedDevice]]) -> tuple[Resource, ...]:
+    """Return the devices of the records. Their number of replicas is not stored: code does not use that of a retired device."""
+    return tuple(
+        Resource(name, devices)
+        for name, records in written.items()
+        if (devices := tuple(_device(name, record) for record in records))
+    )
+
+
+def _device(resource: str, record: ListedDevice) -> Device:
+    fields = msgspec.structs.asdict(record)
+    shared = fields.pop("shared")
+    return Device(**fields, sharing=SharedResource(resource, resource, 2, shared) if shared else None)

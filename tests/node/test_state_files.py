@@ -71,55 +71,25 @@ async def test_odd_entries_of_the_checkpoint_keep_no_resource_from_being_served(
     assert daemon.log.read_text().count("says that a pod holds") == 1
 
 
-async def test_odd_entries_of_the_device_memory_keep_no_resource_from_being_served(kubelet, daemon):
+async def test_odd_records_keep_no_gpu_from_being_served(kubelet, daemon):
     daemon.profile = "t4-4"
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 4))
     await daemon.stored(DEVICES, ids(kubelet)[3])
-    daemon.kill()
-    await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams)
-    memory = stored(daemon.state, DEVICES)
-    first = memory["resources"][GPU][0]
-    odd = [{"id": f"{first['id']}::{'0' * 300}"}, {"id": ""}, {"id": 5}, {"kind": "x"}, {"numa": [2**100]}]
-    memory["resources"][GPU] += [first, *(first | each for each in odd), None, []]
-    memory["resources"]["no name"] = [first]
-    memory["resources"]["nvidia.com/none"] = 5
-    memory["foreign"][GPU] = [first, first, {}]
-    store(daemon.state, DEVICES, memory)
-    daemon.start()
-    await daemon.said(f"{DEVICES} in {daemon.state}: ")
-    await kubelet.wait_for(healthy(kubelet, 4))
-    assert len(ids(kubelet)) == 4
-    assert daemon.log.read_text().count(f"{DEVICES} in {daemon.state}: ") == 1
-
-
-async def test_odd_entries_of_remembered_gpus_and_health_keep_no_gpu_from_being_served(kubelet, daemon):
-    daemon.profile = "t4-4"
-    daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 4))
-    await daemon.stored(GPUS, ids(kubelet)[3])
     await daemon.stored(HEALTH, "evidence")
     daemon.kill()
     await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams)
-    gpus, health = stored(daemon.state, GPUS), stored(daemon.state, HEALTH)
-    first = gpus["gpus"][0]
-    odd: tuple[dict[str, Any], ...] = (
-        {"index": -1},
-        {"uuid": ""},
-        {"uuid": "\n"},
-        {"uuid": "x" * 300},
-        {"uuid": 5},
-        {"mig_devices": [{}]},
-    )
-    gpus["gpus"] += [first, *(first | each for each in odd), None, []]
-    health["evidence"] += [5, None, [], {}, {"uuid": first["uuid"], "signal": "xid"}]
-    store(daemon.state, GPUS, gpus)
-    store(daemon.state, HEALTH, health)
+    health = stored(daemon.state, HEALTH)
+    health["evidence"] += [5, None, [], {}, {"uuid": ids(kubelet)[0], "signal": "xid"}]
+    for kind, content in ((HEALTH, health), (GPUS, {"gpus": 5}), (DEVICES, [])):
+        store(daemon.state, kind, content)
     daemon.start()
     await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
     await kubelet.wait_for(healthy(kubelet, 4))
     assert len(ids(kubelet)) == 4
-    assert [daemon.log.read_text().count(f"{kind} in {daemon.state}: entry ") for kind in (GPUS, HEALTH)] == [1, 1]
+    log = daemon.log.read_text()
+    assert log.count(f"{HEALTH} in {daemon.state}: entry ") == 1
+    assert all(f"the record of {kind} in {daemon.state} is invalid" in log for kind in (GPUS, DEVICES))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")

@@ -9,7 +9,7 @@ from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.health.signals import orders
 from gpu_plugin.state.log import GPUS, HEALTH, read_log
-from gpu_plugin.state.records import WrittenGpus, WrittenHealth, entry, gpu
+from gpu_plugin.state.records import GpuRecord, HealthRecord, entry
 
 
 def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
     for error in content.errors.values():
         raise error
     health = content.latest.get(HEALTH)
-    written = () if health is None else msgspec.json.decode(health.content.decode(), type=WrittenHealth).evidence
+    written = () if health is None else msgspec.json.decode(health.content.decode(), type=HealthRecord).evidence
     entries = [entry(raw) for raw in written]
     uuids = {
         each.uuid
@@ -40,12 +40,12 @@ def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
 
 
 def _indices(content: bytes) -> dict[str, str]:
-    """Return the index of each stored GPU by its uuid; an empty mapping if a GPU is malformed."""
+    """Return the index of each stored GPU by its uuid; an empty mapping if the record is malformed."""
     try:
-        found = [gpu(raw) for raw in msgspec.json.decode(content.decode(), type=WrittenGpus).gpus]
-    except (ValueError, RecursionError):
+        known = msgspec.json.decode(content.decode(), type=GpuRecord)
+    except ValueError:
         return {}
-    return {each.uuid: str(each.index) for each in found}
+    return {gpu.uuid: str(gpu.index) for gpu in known.gpus}
 
 
 def simulated(settings: Settings) -> Hardware:

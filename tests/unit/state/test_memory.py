@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
@@ -19,12 +20,13 @@ from gpu_plugin.health.signals.xid import Occurrences
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state import recorder as recorder_module
 from gpu_plugin.state.directory import StateDirectory
-from gpu_plugin.state.log import FILES, HEALTH, StateLog, read_log
-from gpu_plugin.state.memory import Memory
+from gpu_plugin.state.log import DEVICES, FILES, GPUS, HEALTH, StateLog, read_log
+from gpu_plugin.state.memory import Memory, Remembered
 from gpu_plugin.state.recorder import Known, Recorder
+from tests.state_log import store
 
 NODE = Node((Gpu("GPU-1", 0, 0, "0000:1b:00.0", "NVIDIA H100"), Gpu("GPU-unreadable-1", 1)))
-LISTED = (Resource("nvidia.com/gpu", (Device("GPU-1", "GPU-1", "GPU-1", "0"),)),)
+LISTED = (Resource("nvidia.com/gpu", (Device("GPU-1", "GPU-1", "GPU-1", "0", numa=(0,), nodes=("/dev/nvidia0",)),)),)
 XID = Evidence("one", "GPU-1", "xid", "FATAL", "Xid 79", 1.5, "reboot", "79", "MIG-1", 7, 8, 9, memory={"times": [1.0]})
 MAINTENANCE = Evidence("one", "GPU-1", "maintenance", "FATAL", "maintenance", 2.0, "operator")
 CORDON = Evidence("one", "GPU-1", "cordon", "FATAL", "cordoned", 3.0, "operator")
@@ -98,11 +100,28 @@ def test_an_invalid_record_is_logged_and_replaced(state, caplog, content):
     assert memory(state).evidence() == (XID,)
 
 
-def test_what_pods_hold_under_foreign_names_is_remembered_apart_from_what_is_listed(state):
-    elsewhere = (Resource("example.com/gpu", LISTED[0].devices),)
-    memory(state).write_hardware(NODE, LISTED, elsewhere)
-    assert [resource.name for resource in memory(state).devices().foreign] == ["example.com/gpu"]
-    assert [resource.name for resource in memory(state).devices().listed] == [resource.name for resource in LISTED]
+def test_devices_are_remembered_as_they_were_also_devices_that_cannot_be_listed(state):
+    part = Device("MIG-1::0", "GPU-1", "MIG-1", "0:1", kind=MIG)
+    shared = replace(part, sharing=SharedResource("nvidia.com/mig", "nvidia.com/mig", 2, "time-slicing"))
+    listed = (*LISTED, Resource("nvidia.com/mig", (shared,)))
+    foreign = (Resource("example.com/gpu", (Device(f"GPU-1::{'0' * 300}", "GPU-1", "GPU-1", "0"),)),)
+    memory(state).write_hardware(NODE, listed, foreign)
+    assert memory(state).devices() == Remembered(listed, foreign)
+
+
+@pytest.mark.parametrize("kind", [GPUS, DEVICES])
+@pytest.mark.parametrize("content", [7, {"boot_id": 7}, {"boot_id": "one", "gpus": [{}], "resources": {"x": [{}]}}])
+def test_an_invalid_record_of_hardware_is_logged_and_replaced(state, caplog, kind, content):
+    write(memory(state), (XID,), NODE, LISTED)
+    store(state, kind, content)
+    known = memory(state)
+    found = (known.gpus(), known.devices().listed)
+    assert found == (((), LISTED) if kind == GPUS else (known.gpus(), ()))
+    assert kind in caplog.records[0].getMessage()
+    assert known.evidence() == (XID,)
+    assert write(known, (XID,), NODE, LISTED)
+    assert memory(state).devices().listed == LISTED
+    assert memory(state).gpus()
 
 
 class Fixed:
