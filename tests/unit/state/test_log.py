@@ -174,8 +174,8 @@ def test_a_short_write_is_a_failure_and_the_next_write_is_readable(state, log, m
         assert log.write(HEALTH, f"before {end}")
         with monkeypatch.context() as disk:
             disk.setattr(os, "pwrite", lambda to, line, at, end=end: write(to, line[:end], at))
-            accepted = log.write(HEALTH, end)
-        assert latest(state) in ([end] if accepted else [f"before {end}", end])
+            accepted = log.write(HEALTH, [end] * 20)
+        assert latest(state) in ([[end] * 20] if accepted else [f"before {end}"])
         assert log.write(HEALTH, "next" * (end % 3))
         assert latest(state) == "next" * (end % 3)
     caplog.clear()
@@ -268,6 +268,35 @@ def test_a_lost_file_is_noticed_and_the_next_write_restores_it(state, log, name,
     require_all(state)
     assert all((state / each).stat().st_size >= RESERVED for each in FILES)
     assert opened(state).write(HEALTH, "next")
+
+
+def test_the_file_with_all_records_stays_in_use_after_a_restart_and_without_the_other(state, log):
+    write_all(log)
+    log._move()
+    assert log.write(HEALTH, "superseded")
+    assert log.add_event(5)
+    first, second = (state / name for name in FILES)
+    former, active = (file.read_bytes().rstrip(b"\0") for file in (first, second))
+    again = opened(state)
+    assert again.add_event(6)
+    assert first.read_bytes().rstrip(b"\0") == former
+    first.unlink()
+    assert again.add_event(7)
+    assert first.read_bytes().strip(b"\0") == b""
+    # The records are not written over in place: a kill would leave a part of them.
+    assert second.read_bytes().startswith(active)
+    assert events(state) == [*range(8)]
+
+
+def test_a_sync_of_a_file_that_is_nearly_full_puts_the_records_on_the_disk_in_both(state, log):
+    write_all(log)
+    assert log.sync()
+    assert not read_log(state).numbers[1]
+    while log._files[0].end < RESERVED * 2 // 3:
+        assert log.write(HEALTH, "x" * 2000) is log.write(HEALTH, "cordon") is True
+    assert log.sync()
+    assert len(read_log(state).numbers[1]) == 8
+    require_all(state)
 
 
 def test_a_lost_file_that_was_nearly_full_is_restored_with_all_events(state, log):
