@@ -8,6 +8,7 @@ from bench.plan import MeasurementError, Plan
 from bench.process import DAEMON, Child, memory, running, state_dir
 from bench.quantiles import median, percentile
 from bench.table import Row
+from gpu_plugin.state.log import FILES
 
 PROFILE = "h100-mig-single"
 SLICES = "nvidia.com/mig-1g.10gb"
@@ -17,6 +18,11 @@ FIRST, OTHERS = "nvidia.com/first", "nvidia.com/others"
 
 QUIET = 1.0
 """Seconds after one resource has its new list, in which the unchanged resource must get no list."""
+
+
+def _forget_state(directory: Path) -> None:
+    for name in FILES:
+        (state_dir(directory) / name).unlink()
 
 
 def many_devices(plan: Plan, directory: Path) -> list[Row]:
@@ -32,7 +38,7 @@ def many_devices(plan: Plan, directory: Path) -> list[Row]:
             plain = memory(daemon.pid, "VmRSS")
             daemon.terminate()  # before the stream is closed, since the daemon would register again
             stream.close()
-        (state_dir(directory) / "devices.json").unlink()  # so that the next daemon has no device to retire
+        _forget_state(directory)  # so that the next daemon has no device to retire
         for at in range(plan.rounds + 1):
             file.write_text(_sharing(REPLICAS))
             with running(_command(directory, "--mig-strategy", "mixed"), directory / "log") as daemon:
@@ -42,7 +48,7 @@ def many_devices(plan: Plan, directory: Path) -> list[Row]:
                 daemon.terminate()
                 for stream in streams.values():
                     stream.close()
-            (state_dir(directory) / "devices.json").unlink()
+            _forget_state(directory)
             if at:
                 started.append(began * 1000)
                 applied.append(change * 1000)

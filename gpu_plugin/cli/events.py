@@ -15,7 +15,8 @@ from gpu_plugin.config.times import utc
 from gpu_plugin.config.values import duration
 from gpu_plugin.devices.gpu_names import named
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.state.event_store import FILE, KEPT, KINDS, lost_lines, recollect
+from gpu_plugin.state.event_store import KINDS, recollect
+from gpu_plugin.state.log import KEPT, lost_lines
 
 DAY = 86400
 
@@ -53,7 +54,7 @@ def moment(text: str, now: float, after: float | None = None) -> float:
     "events",
     help=f"What happened, the oldest first: changes of health, registrations, configurations, orders with who gave them, "
     f"starts and stops; the newest {KEPT} are stored, also over restarts.",
-    epilog="Example: gpu-plugin events --since 02:30 --until 03:00 --gpu 3. Where no daemon answers, the file in its state "
+    epilog="Example: gpu-plugin events --since 02:30 --until 03:00 --gpu 3. Where no daemon answers, the log in its state "
     "directory is read, and the exit status is 3.",
 )
 @state_dir_option
@@ -133,14 +134,14 @@ def _moment(option: str, text: str | None, now: float, after: float | None = Non
 
 
 def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[str, Any]]:
-    """Return the events of the file in the state directory. Raises `silent` if it cannot be read either."""
+    """Return the events of the log in the state directory. Raises `silent` if it cannot be read either."""
     import msgspec  # noqa: PLC0415 - usage and help do not need it
 
     try:
         events, unreadable = recollect(state_dir)
     except OSError:
         raise silent from None
-    click.echo(f"{silent.format_message()}; these events are from {state_dir / FILE}", err=True)
+    click.echo(f"{silent.format_message()}; these events are from the log in {state_dir}", err=True)
     if unreadable:
         click.echo(lost_lines(unreadable), err=True)
     if gpu is not None:

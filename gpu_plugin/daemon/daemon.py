@@ -118,7 +118,7 @@ class Daemon:
 
         # Orders, events, and the reports to the cluster.
         self._operations = Operations(self._health, self._now, self._recorder)
-        event_store = EventStore(state_dir, time.time) if opened is None else opened.events
+        event_store = EventStore(self._memory.log, time.time) if opened is None else opened.events
         self._events = EventLog(event_store, self._operations)
         self._cluster = ClusterReporting(
             configuration=configuration,
@@ -323,11 +323,13 @@ class Daemon:
             self._events.daemon("a new daemon takes over")
             await self._keepers.end()
             await self._events.store.save_within(LAST_SAVE)
-            if self._recorder.writes:  # a write that hangs may end after the new daemon has written
+            # A write that hangs may end after the new daemon has written.
+            if self._recorder.writes or not self._memory.log.release():
                 log.warning("the state directory does not answer, so the node is not handed over")
                 self._lock.write_leaving(leaving=False)
                 self._keepers.start()
                 await self._recorder.hanging_writes()
+                await self._events.store.hanging_write()
                 continue
             self._handed_over = True
             outcome = await self._takeover.hand_over()
@@ -404,7 +406,6 @@ class Daemon:
                 self._claimed.ring()
             self.hardware.keep()
             self._recorder.look()
-            self._events.store.look()
             self.configuration.check_stored_choice()
             self._commands.check_socket.ring()
             await changed.wait(LONGEST_RETRY)

@@ -11,8 +11,7 @@ from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.runtime.control import SOCKET
 from gpu_plugin.state.directory import StateDirectory, set_aside
 from gpu_plugin.state.event_store import EventStore
-from gpu_plugin.state.listed_devices import Remembered
-from gpu_plugin.state.memory import Memory
+from gpu_plugin.state.memory import Memory, Remembered
 from gpu_plugin.state.node_lock import NodeLock
 
 STATE_PATIENCE = 3.0
@@ -59,8 +58,7 @@ class Next(msgspec.Struct, frozen=True):
 def recall(state: StateDirectory, memory: Memory, events: EventStore) -> Recalled:
     """Read the memory of earlier processes, after the removal of leftover files. Blocks as long as the disk does."""
     state.tidy(FILES)
-    memory.reserve()
-    events.recall()
+    events.recall(memory.log.load().events)
     return Recalled(memory.gpus(), memory.before(), memory.evidence(), memory.devices())
 
 

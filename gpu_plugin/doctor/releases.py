@@ -1,37 +1,30 @@
 """Read the released GPUs of a daemon's state directory without changing it."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.health.signals import orders
-from gpu_plugin.runtime.regular_file import open_file
-from gpu_plugin.state.directory import bounded
-from gpu_plugin.state.journal import Journal
-from gpu_plugin.state.records import GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, GpuMemory, WrittenHealth, entry
+from gpu_plugin.state.log import GPUS, HEALTH, read_log
+from gpu_plugin.state.records import GpuRecord, HealthRecord, entry
 
 
 def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
     """Return the released GPUs that `Memory` stored in this boot, by index, or by uuid if the index is unknown; `*` for all.
 
-    The files are only read, never repaired. Blocks. An empty `boot_id` means any boot.
+    The log is only read, never repaired. Blocks. An empty `boot_id` means any boot.
 
     Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is malformed.
+        OSError: a file of the log cannot be read.
+        ValueError: the record of health is malformed.
     """
-    try:
-        found = msgspec.json.decode(bounded(state_dir / HEALTH_FILE).decode(), type=WrittenHealth)
-    except FileNotFoundError:
-        found = None
-    with suppress(FileNotFoundError):
-        open_file(state_dir / JOURNAL_FILE, links=False).close()
-    newest = Journal(state_dir / JOURNAL_FILE, WrittenHealth).read()
-    if newest is not None and (found is None or newest.sequence >= found.sequence):
-        found = newest
-    entries = [] if found is None else [entry(raw) for raw in found.evidence]
+    content = read_log(state_dir)
+    for error in content.errors.values():
+        raise error
+    health = content.latest.get(HEALTH)
+    written = () if health is None else msgspec.json.decode(health.content.decode(), type=HealthRecord).evidence
+    entries = [entry(raw) for raw in written]
     uuids = {
         each.uuid
         for each in entries
@@ -39,14 +32,15 @@ def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
     }
     if EVERY_GPU in uuids:
         return (EVERY_GPU,)
-    indices = _indices(state_dir) if uuids else {}
+    gpus = content.latest.get(GPUS) if uuids else None
+    indices = {} if gpus is None else _indices(gpus.content)
     return tuple(sorted((indices.get(uuid, uuid) for uuid in uuids), key=lambda name: (len(name), name)))
 
 
-def _indices(state_dir: Path) -> dict[str, str]:
-    """Return the index of each stored GPU by its uuid; an empty mapping if the file cannot be read."""
+def _indices(content: bytes) -> dict[str, str]:
+    """Return the index of each stored GPU by its uuid; an empty mapping if the record is malformed."""
     try:
-        known = msgspec.json.decode(bounded(state_dir / GPUS_FILE).decode(), type=GpuMemory)
-    except (OSError, ValueError, RecursionError):
+        known = msgspec.json.decode(content.decode(), type=GpuRecord)
+    except ValueError:
         return {}
     return {gpu.uuid: str(gpu.index) for gpu in known.gpus}

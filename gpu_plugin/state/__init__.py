@@ -1,1 +1,1 @@
-"""State that outlives the process: the state directory, the journal and events. And the locks for one daemon on each node."""
+"""State that outlives the process: the state directory and the state log in it. And the locks for one daemon on each node."""

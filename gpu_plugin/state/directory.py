@@ -24,11 +24,8 @@ log = logging.getLogger(__name__)
 
 MODE = 0o600
 
-CORRUPT = (".corrupt", *(f".corrupt.{number}" for number in range(1, 10)))
-"""Suffixes of the name under which an invalid file is kept: the first suffix to which the file can be renamed."""
-
-MAX_BYTES = 64 * 1024 * 1024
-"""Limit in bytes for a file. It is above the size of any file of this plugin: 60,000 devices take 16 MiB."""
+CORRUPT = (".corrupt", *(f".corrupt.{number}" for number in range(1, 10)))  # suffixes for the name of an invalid file
+MAX_BYTES = 64 * 1024 * 1024  # limit for a file; 60,000 devices take 16 MiB
 
 
 def require_directory(path: Path) -> None:
@@ -212,7 +209,10 @@ def _require_own_file(file: Path) -> None:
 
 
 def keep_aside(file: Path) -> str:
-    """Rename an invalid file, so that the next write does not replace it. Return a text with the new name; empty on failure."""
+    """Rename an invalid file, so that the next write does not replace it. Return a text with the new name; empty on failure.
+
+    The new name has the first suffix of `CORRUPT` to which the file can be renamed.
+    """
     for end in CORRUPT:
         aside = file.with_name(file.name + end)
         try:

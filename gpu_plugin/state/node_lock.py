@@ -41,14 +41,10 @@ from gpu_plugin.state.directory import Identity, identity, is_named, open_own, s
 
 log = logging.getLogger(__name__)
 
-CLAIM = "takeover.lock"
-"""The file in the state directory that a new daemon locks from its claim until the takeover is over."""
+# Files in the state directory that a new daemon locks from its claim until the takeover is over, or the kubelet has its lists.
+CLAIM, HANDOVER = "takeover.lock", "handover.lock"
 
-HANDOVER = "handover.lock"
-"""The file in the state directory that a new daemon locks from its claim until the kubelet has its lists."""
-
-RETRY = 0.25
-"""Seconds between attempts where no blocking call can be used."""
+RETRY = 0.25  # seconds between attempts where no blocking call can be used
 
 _MAX_BYTES = 4096
 

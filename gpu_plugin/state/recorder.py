@@ -53,7 +53,7 @@ class Recorder:
     """Writes changed state on threads. If changes are faster than writes, only the newest state is written.
 
     The evidence against GPUs has a separate thread: it must be written before the kubelet receives a change of health, and its
-    write does not wait for a disk.
+    write does not wait for the disk.
     """
 
     def __init__(self, memory: Memory, knowledge: Knowledge, unsaved: Pulse) -> None:
@@ -66,7 +66,7 @@ class Recorder:
         self._saved = 0
         self._durable = True
         self._runs = False
-        self._evidence, self._hardware = (SlowCall[bool](name) for name in ("health-file", "state-files"))
+        self._evidence, self._hardware = (SlowCall[bool](name) for name in ("health", "hardware"))
 
     async def run(self) -> None:
         """Write until cancelled. Then write the last state once more, for at most 3 * LAST_WRITE seconds."""
@@ -86,11 +86,11 @@ class Recorder:
                         self._evidence, partial(self._memory.write_evidence, known.evidence), LAST_WRITE
                     ):
                         self._saved = self._attempted = known.revision
-                    await _write_within(self._hardware, partial(self._write_durably, known), LAST_WRITE)
+                    await _write_within(self._hardware, partial(self._write_hardware, known), LAST_WRITE)
 
     def look(self) -> None:
-        """Request a write if a file was removed, renamed or replaced. Call on the event loop's thread."""
-        if not self._memory.in_place():
+        """Request a write, which repairs the log, if a file was removed, renamed or replaced. Call on the event loop's thread."""
+        if not self._memory.log.in_place:
             self._unsaved.ring()
 
     @property
@@ -106,7 +106,7 @@ class Recorder:
         return (
             ""
             if self._durable
-            else "a file cannot be written: state would be lost at a restart; the log has the reason"
+            else "GPUs and devices cannot be written: they would be lost at a restart; the log has the reason"
         )
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
@@ -147,20 +147,20 @@ class Recorder:
             known = self._knowledge.known()
             if self._attempted < known.revision:
                 self._unsaved.ring()
-            while self._attempted < known.revision:  # write_durably writes the evidence that is in the journal
+            while self._attempted < known.revision:  # this write also writes the evidence in the log to the disk
                 await self._attempt_ended.wait()
-            journaled = self._saved >= known.revision
-            saved = known.nothing or await _write_within(self._hardware, partial(self._write_durably, known), PATIENCE)
+            has_evidence = self._saved >= known.revision
+            saved = known.nothing or await _write_within(self._hardware, partial(self._write_hardware, known), PATIENCE)
             self._durable = saved
             now = self._knowledge.known()
             same = (now.listed, now.foreign) == (known.listed, known.foreign)
-            if not (saved and journaled):
+            if not (saved and has_evidence):
                 await self._unsaved.wait(RETRY)
             elif same and now.node is known.node and now.revision == known.revision:
                 await self._unsaved.wait()
 
-    def _write_durably(self, known: Known) -> bool:
-        return self._memory.write_durably(known.evidence, known.node, known.listed, known.foreign)
+    def _write_hardware(self, known: Known) -> bool:
+        return self._memory.write_hardware(known.node, known.listed, known.foreign)
 
 
 async def _write_within(writing: SlowCall[bool], write: Callable[[], bool], patience: float) -> bool:

@@ -1,65 +1,43 @@
-"""The records in the files of the state directory, and their conversion to and from the daemon's values. No I/O."""
+"""The records in the state log and in files of the state directory, and their conversion. No I/O."""
 
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpu_plugin.devices.device import Resource, device_id_fault
+from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 
-HEALTH_FILE = "health.json"
-JOURNAL_FILE = "health.journal"
-GPUS_FILE = "gpus.json"
-DEVICES_FILE = "devices.json"
 OWN_MARKS_FILE = "cluster.json"
 HANDOVER_FILE = "handover.json"
 
 
-E = TypeVar("E")
-
-
-class HealthMemory(msgspec.Struct, Generic[E], frozen=True):
-    """The content of `HEALTH_FILE`, and of a line of `JOURNAL_FILE`. The record with the greater `sequence` is in force.
-
-    If both have the same `sequence`, the journal's record is in force, since it was written later. `HANDOVER_FILE` has the
-    evidence that a former daemon found after it had unlocked the state directory.
+class HealthRecord(msgspec.Struct, frozen=True):
+    """The record of health, and the content of `HANDOVER_FILE`: evidence that a former daemon found after its handover.
 
     `boot_id` is the boot in which the record was written. The boot id of an entry is the boot in which the entry was true. Each
-    entry is decoded separately, so that an entry of a wrong type does not affect the others.
+    entry is decoded separately: an entry that this version cannot use does not affect the others.
     """
 
     boot_id: str
-    evidence: tuple[E, ...] = ()
-    sequence: int = 0
-
-
-WrittenHealth = HealthMemory[msgspec.Raw]
+    evidence: tuple[msgspec.Raw, ...] = ()
 
 
 KNOWN = ("uuid", "index", "minor", "pci_bus_id", "model", "numa_node", "mig_enabled", "mig_devices")
-"""The fields of a `Gpu` that `GPUS_FILE` stores: enough to list the GPU again when the driver cannot describe it."""
+"""The fields of a `Gpu` in the record of GPUs: enough to list the GPU again when the driver cannot describe it."""
 
 
-class GpuMemory(msgspec.Struct, frozen=True):
-    """The content of `GPUS_FILE`: the GPUs of the boot `boot_id`, and in `absent` GPUs that only an earlier boot had."""
+class GpuRecord(msgspec.Struct, frozen=True):
+    """The record of GPUs: the GPUs of the boot `boot_id`, and in `absent` GPUs that only an earlier boot had."""
 
     boot_id: str
     gpus: tuple[Gpu, ...] = ()
     absent: tuple[Gpu, ...] = ()
 
 
-class WrittenGpus(msgspec.Struct, frozen=True):
-    """`GpuMemory` with entries that are not decoded yet."""
-
-    boot_id: str
-    gpus: tuple[msgspec.Raw, ...] = ()
-    absent: tuple[msgspec.Raw, ...] = ()
-
-
 class ListedDevice(msgspec.Struct, frozen=True):
-    """A device in `DEVICES_FILE`: enough to list the device again as Unhealthy after it was removed."""
+    """A device in the record of devices: enough to list the device again as Unhealthy after it was removed."""
 
     id: str
     gpu: str
@@ -71,20 +49,12 @@ class ListedDevice(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
-class DeviceMemory(msgspec.Struct, frozen=True):
-    """The content of `DEVICES_FILE`: devices by resource name. `foreign` has devices that pods hold under unlisted names."""
+class DeviceRecord(msgspec.Struct, frozen=True):
+    """The record of devices: devices by resource name. `foreign` has devices that pods hold under unlisted names."""
 
     boot_id: str
     resources: dict[str, tuple[ListedDevice, ...]]
     foreign: dict[str, tuple[ListedDevice, ...]] = msgspec.field(default_factory=dict)
-
-
-class WrittenDevices(msgspec.Struct, frozen=True):
-    """`DeviceMemory` with resources and devices that are not decoded yet."""
-
-    boot_id: str
-    resources: dict[str, msgspec.Raw]
-    foreign: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
 
 
 class OwnMarks(msgspec.Struct, frozen=True):
@@ -92,19 +62,6 @@ class OwnMarks(msgspec.Struct, frozen=True):
 
     condition: bool = False
     taint: bool = False
-
-
-def gpu(raw: msgspec.Raw) -> Gpu:
-    """Decode a stored GPU. Raises ValueError, with the reason, if the entry is invalid."""
-    try:
-        known = msgspec.json.decode(raw, type=Gpu)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    if fault := device_id_fault(known.uuid):
-        raise ValueError(f"its uuid cannot be a device id: {fault}")
-    if known.index < 0:
-        raise ValueError("its index is below 0")
-    return known
 
 
 def entry(raw: msgspec.Raw) -> Evidence:
@@ -125,3 +82,18 @@ def by_name(listed: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:
         resource.name: tuple(msgspec.convert(device, ListedDevice, from_attributes=True) for device in resource.devices)
         for resource in listed
     }
+
+
+def resources(written: Mapping[str, Iterable[ListedDevice]]) -> tuple[Resource, ...]:
+    """Return the devices of the records. Their number of replicas is not stored: code does not use that of a retired device."""
+    return tuple(
+        Resource(name, devices)
+        for name, records in written.items()
+        if (devices := tuple(_device(name, record) for record in records))
+    )
+
+
+def _device(resource: str, record: ListedDevice) -> Device:
+    fields = msgspec.structs.asdict(record)
+    shared = fields.pop("shared")
+    return Device(**fields, sharing=SharedResource(resource, resource, 2, shared) if shared else None)

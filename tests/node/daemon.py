@@ -15,6 +15,7 @@ from asyncinotify import Inotify, Mask
 from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.runtime.control import request
 from tests.node.forked import Forked, fork
+from tests.state_log import stored
 
 GPU = "nvidia.com/gpu"
 
@@ -107,6 +108,14 @@ class DaemonProcess:
     async def wrote(self, name: str, text: str, seconds: float = 10) -> None:
         """Returns once a file of the state directory holds `text`."""
         await self._holds(self.state / name, text, seconds)
+
+    async def stored(self, kind: str, text: str, seconds: float = 10) -> None:
+        """Returns once the state log holds `text` in its record of this kind, or in an event."""
+        with anyio.move_on_after(seconds):
+            while text not in str(stored(self.state, kind)):
+                await anyio.sleep(0.02)
+            return
+        raise AssertionError(f"no record of {kind} ever held {text!r}. The log:\n{self.log.read_text()[-3000:]}")
 
     async def _holds(self, file: Path, text: str, seconds: float) -> None:
         with Inotify() as changes, anyio.move_on_after(seconds):

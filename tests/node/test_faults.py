@@ -8,7 +8,9 @@ import pytest
 from demo.stand_in_kubelet import AdmissionError
 from demo.stand_in_kubelet.journal import EventKind
 from gpu_plugin.runtime.control import request
+from gpu_plugin.state.log import DEVICES, FILES, GPUS, HEALTH
 from tests.node.daemon import GPU, healthy, ids
+from tests.state_log import store
 
 
 def unhealthy(kubelet):
@@ -92,7 +94,7 @@ async def test_a_gpu_lost_before_the_start_hides_no_other_and_keeps_its_name(kub
     daemon.fault(3, lost=True)
     await kubelet.wait_for(healthy(kubelet, 7))
     await daemon.stop()
-    (daemon.state / "health.json").unlink()
+    store(daemon.state, HEALTH, {"boot_id": ""})
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 7))
     assert ids(kubelet) == before
@@ -108,8 +110,8 @@ async def test_a_gpu_never_seen_before_and_lost_is_listed_and_later_named(kubele
     daemon.fault(3, lost=True)
     await kubelet.wait_for(healthy(kubelet, 7))
     await daemon.stop()
-    for memory in ("health.json", "gpus.json", "devices.json"):
-        (daemon.state / memory).unlink()
+    for name in FILES:
+        (daemon.state / name).unlink()
     await kubelet.restart()
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 7))
@@ -187,11 +189,11 @@ async def test_a_corrupt_memory_is_said_and_costs_nothing_else(kubelet, daemon):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
     await daemon.stop()
-    for memory in ("health.json", "gpus.json", "devices.json"):
-        (daemon.state / memory).write_text('{"boot_id": 7')
+    for kind in (HEALTH, GPUS, DEVICES):
+        store(daemon.state, kind, {"boot_id": 7})
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
-    await daemon.said("health.json cannot be read")
+    await daemon.said(f"the record of {HEALTH} in {daemon.state} is invalid")
 
 
 async def test_heat_takes_a_gpu_out_and_coolness_brings_it_back_after_its_time(kubelet, daemon):

@@ -11,8 +11,9 @@ import pytest
 from demo.stand_in_kubelet import AdmissionError
 from gpu_plugin.daemon.config_source import CHOICE_FILE
 from gpu_plugin.runtime.control import request
-from gpu_plugin.state.event_store import FILE as EVENTS_FILE
+from gpu_plugin.state.log import DEVICES, EVENT, FILES
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
+from tests.state_log import stored
 from tests.unit.cluster.api_server import NODE, FakeApiServer
 
 HOOKS = Path(__file__).parent / "hooks"
@@ -50,18 +51,21 @@ async def served_with_a_fault(kubelet, daemon) -> list[str]:
     await kubelet.wait_for(healthy(kubelet, 3))
     await anyio.to_thread.run_sync(lambda: request(daemon.state, "cordon", gpu=2))
     await kubelet.wait_for(healthy(kubelet, 2))
-    await daemon.wrote("devices.json", "GPU-")
+    await daemon.stored(DEVICES, "GPU-")
     before = ids(kubelet)
     daemon.kill()
     await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams)
     return before
 
 
+def written(daemon: DaemonProcess) -> list[bytes]:
+    return [(daemon.state / name).read_bytes() for name in FILES]
+
+
 @pytest.mark.parametrize("call", ["stat", "open", "read", "write", "flock"])
 async def test_the_kubelet_is_served_meanwhile_and_the_memory_is_taken_up_later(kubelet, daemon, disk, call):
     before = await served_with_a_fault(kubelet, daemon)
-    events = (daemon.state / EVENTS_FILE).read_bytes()
-    health = (daemon.state / "health.json").read_bytes()
+    events, files = stored(daemon.state, EVENT), written(daemon)
     disk.start(call)
     await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1, timeout=20)
     assert ids(kubelet) == before
@@ -71,8 +75,7 @@ async def test_the_kubelet_is_served_meanwhile_and_the_memory_is_taken_up_later(
     assert kubelet.resources[GPU].allocatable == 0
     with pytest.raises(AdmissionError):
         await kubelet.admit("pod", {GPU: 1})
-    assert (daemon.state / EVENTS_FILE).read_bytes() == events, "nothing may replace what was not read"
-    assert (daemon.state / "health.json").read_bytes() == health
+    assert written(daemon) == files, "nothing may replace what was not read"
     registrations = kubelet.registrations[GPU].accepted
     disk.answer()
     await kubelet.wait_for(healthy(kubelet, 2), timeout=20)
@@ -86,7 +89,7 @@ async def test_the_kubelet_is_served_meanwhile_and_the_memory_is_taken_up_later(
     await anyio.to_thread.run_sync(lambda: request(daemon.state, "release", gpu=0))  # the driver was closed in between
     assert daemon.log.read_text().count("does not answer (no answer for") == 1
     assert (await daemon.stop())[0] == 0
-    assert (daemon.state / EVENTS_FILE).read_bytes().startswith(events)
+    assert stored(daemon.state, EVENT)[: len(events)] == events
 
 
 @pytest.mark.parametrize("call", ["stat", "open", "read", "write", "flock"])
@@ -94,7 +97,7 @@ async def test_sigterm_ends_a_daemon_whose_disk_hangs_and_nothing_is_lost(kubele
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 4))
     await daemon.stop()
-    events = (daemon.state / EVENTS_FILE).read_bytes()
+    files = written(daemon)
     for served in (False, True):
         disk.start(call)
         await daemon.said("gpu-plugin 0.1.0 starting")
@@ -102,7 +105,7 @@ async def test_sigterm_ends_a_daemon_whose_disk_hangs_and_nothing_is_lost(kubele
             await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1, timeout=20)
         status, seconds = await daemon.stop()
         assert (status, seconds < 5) == (0, True)
-        assert (daemon.state / EVENTS_FILE).read_bytes() == events
+        assert written(daemon) == files
 
 
 @pytest.mark.parametrize(("call", "seconds"), [("flock", 3.2), ("read", 1.2), ("open", 1.2)])

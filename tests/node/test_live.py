@@ -8,6 +8,7 @@ import pytest
 
 from demo.stand_in_kubelet import Container
 from gpu_plugin.cli import main
+from gpu_plugin.state.log import DEVICES
 from tests.node.daemon import GPU, healthy, ids
 
 SMALL, HALF = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
@@ -183,11 +184,11 @@ async def test_what_a_pod_holds_stays_listed_over_a_restart(kubelet, daemon):
     await kubelet.wait_for(healthy(kubelet, 56, SMALL))
     pod = await kubelet.admit("pod", {SMALL: 1})
     held = pod.allocations[0].ids[0]
-    await daemon.wrote("devices.json", held)
+    await daemon.stored(DEVICES, held)
     for gpu in range(8):
         daemon.fault(gpu, mig="none")
     await kubelet.wait_for(healthy(kubelet, 7))  # the GPU that the slice was cut from is not given away as a whole
-    await daemon.wrote("devices.json", GPU)
+    await daemon.stored(DEVICES, GPU)
     daemon.kill()
     await kubelet.wait_for(lambda: not any(table.streams for table in kubelet.resources.values()))
     daemon.start("--mig-strategy", "mixed")

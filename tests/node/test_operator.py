@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from demo.stand_in_kubelet import StandInKubelet
+from gpu_plugin.state.log import EVENT
 from gpu_plugin.state.node_lock import NodeLock
 from tests.node.daemon import DaemonProcess, healthy
 from tests.node.forked import ran
@@ -146,7 +147,7 @@ async def test_what_happened_is_told_after_a_kill_and_a_restart(kubelet, daemon)
     assert "GPU 5" in done.stdout
     daemon.fault(3, xid=79)
     await kubelet.wait_for(healthy(kubelet, 6))
-    await daemon.wrote("events.jsonl", "Xid 79")
+    await daemon.stored(EVENT, "Xid 79")
     daemon.signal(signal.SIGKILL)
     await daemon.exit()
     status, offline = await ask(daemon, "events")

@@ -11,7 +11,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from gpu_plugin.state.event_store import FILE as EVENTS_FILE
+from gpu_plugin.state.log import EVENT
+from tests.state_log import stored
 
 HOOKS = Path(__file__).parent / "hooks"
 AS_PID_1 = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -81,7 +82,7 @@ async def test_a_daemon_that_is_pid_1_is_stopped_at_any_moment_of_its_start(kube
         directory, "registered with the kubelet", "run", "--simulate", "t4-4", "--device-plugin-dir", str(directory),
         "--state-dir", str(directory / "state"), "--health-poll-interval", "100ms",
     )  # fmt: skip
-    await stopped_at_each_moment(start, directory / "count", directory / "state" / EVENTS_FILE)
+    await stopped_at_each_moment(start, directory / "count", directory / "state")
     assert "gpu-plugin-" not in " ".join(each.name for each in directory.iterdir())
 
 
@@ -100,18 +101,18 @@ async def test_mps_daemons_that_are_pid_1_are_stopped_at_any_moment_of_their_sta
     await stopped_at_each_moment(start, directory / "count")
 
 
-async def stopped_at_each_moment(start: Start, count: Path, history: Path | None = None) -> None:
+async def stopped_at_each_moment(start: Start, count: Path, state: Path | None = None) -> None:
     """Stops starts at moments that are spread evenly over a whole one: from its first long import until it serves.
 
-    Each start keeps the content of the file `history`.
+    Each start keeps the events in the state directory `state`.
     """
     assert await start.stopped_at(0) == 0
     events = await start.length(count)
     for moment in range(1, MOMENTS):
-        before = b"" if history is None else history.read_bytes()
+        before = [] if state is None else stored(state, EVENT)
         number = events * moment // MOMENTS
         assert await start.stopped_at(number) == 0, f"event {number} of {events}:\n{start.log.read_text()[-2000:]}"
-        assert history is None or history.read_bytes().startswith(before)
+        assert state is None or stored(state, EVENT)[: len(before)] == before
 
 
 async def test_a_command_that_is_pid_1_is_ended_by_sigterm_too_and_did_not_succeed(directory):

@@ -10,7 +10,9 @@ import pytest
 from gpu_plugin import cli
 from gpu_plugin.cli.events import lines, moment
 from gpu_plugin.runtime import control
-from gpu_plugin.state.event_store import FILE, Event
+from gpu_plugin.state.event_store import Event
+from gpu_plugin.state.log import EVENT
+from tests.state_log import store
 
 NOW = datetime(2026, 11, 22, 14, 30, tzinfo=UTC).timestamp()
 NIGHT = datetime(2026, 11, 22, 2, 40, tzinfo=UTC).timestamp()
@@ -136,16 +138,17 @@ def test_the_daemon_is_asked_for_a_gpu(capsys, daemon):
 
 
 @pytest.mark.parametrize(("gpu", "shown"), [(None, 3), ("1", 2), ("1b:00.0", 2), ("GPU-1", 2), ("GPU-2", 0)])
-def test_without_a_daemon_the_file_is_read(capsys, tmp_path, gpu, shown):
-    (tmp_path / FILE).write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in EVENTS))
+def test_without_a_daemon_the_log_is_read(capsys, tmp_path, gpu, shown):
+    for event in EVENTS:
+        store(tmp_path, EVENT, event)
     which = [] if gpu is None else ["--gpu", gpu]
     status, out, err = run(capsys, "--state-dir", str(tmp_path), *which)
     assert (status, len(out)) == (3, shown)
     assert f"no daemon answers at {tmp_path}" in err
-    assert f"these events are from {tmp_path / FILE}" in err
+    assert f"these events are from the log in {tmp_path}" in err
 
 
-def test_without_a_daemon_and_a_file_there_is_no_answer(capsys, tmp_path):
+def test_without_a_daemon_and_a_log_there_is_no_answer(capsys, tmp_path):
     status, out, err = run(capsys, "--state-dir", str(tmp_path))
     assert (status, out) == (3, [])
     assert "no daemon answers" in err

@@ -9,6 +9,8 @@ import pytest
 
 from gpu_plugin.cli.output import displayable, table, wrapped
 from gpu_plugin.config.settings import HEADINGS, OPTIONS
+from gpu_plugin.state.log import EVENT
+from tests.state_log import store
 
 GPU_PLUGIN = [sys.executable, "-m", "gpu_plugin"]
 
@@ -32,7 +34,7 @@ def test_a_reader_that_leaves_is_no_failure():
 
 @pytest.mark.parametrize(("verb", "status"), [("--help", 4), ("events", 3)])
 def test_output_that_was_closed_before_is_lost_and_no_trace(tmp_path, verb, status):
-    (tmp_path / "events.jsonl").write_text('{"at":1,"kind":"order","text":"x"}\n')
+    store(tmp_path, EVENT, {"at": 1, "kind": "order", "text": "x"})
     environ = {**os.environ, "STATE_DIR": str(tmp_path)}
     command = ["sh", "-c", '"$@" >&-', "sh", *GPU_PLUGIN, verb]
     done = subprocess.run(command, capture_output=True, check=False, env=environ, stdin=subprocess.DEVNULL)

@@ -1,7 +1,6 @@
 """What becomes an event, and who is told to have asked for what."""
 
 import asyncio
-import errno
 import json
 import threading
 from types import SimpleNamespace
@@ -17,8 +16,8 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
 from gpu_plugin.runtime.control import server
-from gpu_plugin.state import event_store
-from gpu_plugin.state.event_store import Event, EventStore
+from gpu_plugin.state.event_store import Event, EventStore, recollect
+from gpu_plugin.state.log import StateLog
 
 GPU = Gpu("GPU-6f1c", 3, pci_bus_id="00000000:1B:00.0")
 WHICH: dict[str, Any] = {"uuid": "GPU-6f1c", "index": 3, "bus_id": "0000:1b:00.0"}
@@ -26,7 +25,9 @@ WHICH: dict[str, Any] = {"uuid": "GPU-6f1c", "index": 3, "bus_id": "0000:1b:00.0
 
 @pytest.fixture
 def log(tmp_path):
-    return EventLog(EventStore(tmp_path, lambda: 7.0), cast("Operations", SimpleNamespace(gpus=(GPU,), gone=tuple)))
+    return EventLog(
+        EventStore(StateLog(tmp_path), lambda: 7.0), cast("Operations", SimpleNamespace(gpus=(GPU,), gone=tuple))
+    )
 
 
 def texts(log):
@@ -175,8 +176,8 @@ async def test_more_than_a_reply_holds_is_left_out_from_the_oldest_on(log):
 
 async def test_an_order_is_answered_once_a_kill_cannot_unsay_it(log, tmp_path, monkeypatch):
     slow = threading.Event()
-    append = event_store._replace
-    monkeypatch.setattr(event_store, "_replace", lambda *words: slow.wait(10) and append(*words))
+    add = StateLog.add_event
+    monkeypatch.setattr(StateLog, "add_event", lambda *words: slow.wait(10) and add(*words))
 
     async def done(_request):
         return {"done": "it is cordoned"}
@@ -186,15 +187,12 @@ async def test_an_order_is_answered_once_a_kill_cannot_unsay_it(log, tmp_path, m
         await anyio.lowlevel.checkpoint()
         asyncio.get_running_loop().call_later(0.05, slow.set)
         await log.order("cordon", done)({"gpu": 3})
-        assert [event.text for event in event_store.recollect(tmp_path)[0]] == ["cordon: it is cordoned"]
+        assert [event.text for event in recollect(tmp_path)[0]] == ["cordon: it is cordoned"]
         tasks.cancel_scope.cancel()
 
 
 async def test_an_order_is_answered_though_it_cannot_be_remembered(log, monkeypatch):
-    def full(*_words):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(event_store, "_replace", full)
+    monkeypatch.setattr(StateLog, "add_event", lambda *_: False)
 
     async def done(_request):
         return {"done": "it is cordoned"}

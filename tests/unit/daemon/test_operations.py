@@ -21,6 +21,7 @@ from gpu_plugin.nvml.roster import ReleaseError
 from gpu_plugin.runtime.control import RefusedError
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.event_store import EventStore
+from gpu_plugin.state.log import StateLog
 from gpu_plugin.state.recorder import Recorder
 from tests.unit.health.ledgers import SEEN
 
@@ -282,7 +283,7 @@ class LoggedDesk(Desk):
         assert self.monitor is not None
         self.monitor.former = (LOST,)
         self.monitor.node = Node(GPUS, absent=(LOST, STRANGER))
-        self.log = EventLog(EventStore(directory, lambda: 1.0), self.operations)
+        self.log = EventLog(EventStore(StateLog(directory), lambda: 1.0), self.operations)
 
     async def ask(self, verb, **request):
         return await self.log.order(verb, self.operations.verbs[verb])(request)

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from contextlib import asynccontextmanager, suppress
@@ -52,13 +51,11 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
 from gpu_plugin.state import recorder
-from gpu_plugin.state.directory import StateDirectory
-from gpu_plugin.state.event_store import EventStore, recollect
-from gpu_plugin.state.journal import Journal
-from gpu_plugin.state.memory import Memory
+from gpu_plugin.state.log import DEVICES, EVENT, FILES, GPUS, HEALTH, StateLog
 from gpu_plugin.telemetry.listener import probes as probes_module
 from gpu_plugin.telemetry.listener.answer import Request
 from gpu_plugin.telemetry.listener.probes import Probes
+from tests.state_log import stored
 
 GPU = "nvidia.com/gpu"
 
@@ -311,15 +308,14 @@ async def test_a_driver_that_forgot_everything_is_opened_again(kubelet, director
 
 async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "RETRY", 0.05)
-    health = directory / "state" / "health.json"
-    real, full = tempfile.mkstemp, threading.Event()
+    real, full = os.pwrite, threading.Event()
 
-    def mkstemp(*arguments, **more):
+    def pwrite(*arguments):
         if full.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(*arguments, **more)
+        return real(*arguments)
 
-    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    monkeypatch.setattr(os, "pwrite", pwrite)
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
         full.set()
@@ -328,7 +324,7 @@ async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monke
             while "No space left on device" not in caplog.text:
                 await anyio.sleep(0.02)
             full.clear()
-            while not health.exists() or "Xid 48" not in health.read_text():
+            while "Xid 48" not in str(stored(directory / "state", HEALTH)):
                 await anyio.sleep(0.02)
 
 
@@ -336,7 +332,7 @@ async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, n
     stalled = threading.Event()
     async with running(directory, node) as (daemon, _, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        for write in ("write_evidence", "write_durably"):
+        for write in ("write_evidence", "write_hardware"):
             monkeypatch.setattr(daemon._memory, write, lambda *_: stalled.wait(30))
         node.post(2, 8, 79)
         await kubelet.wait_for(healthy(kubelet, 7))
@@ -349,7 +345,7 @@ async def test_a_last_save_that_hangs_does_not_hold_the_end(kubelet, directory, 
     stalled = threading.Event()
     async with running(directory, node) as (_, _, status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        monkeypatch.setattr(EventStore, "save", lambda _: stalled.wait())
+        monkeypatch.setattr(StateLog, "add_event", lambda *_: stalled.wait())
         os.kill(os.getpid(), signal.SIGTERM)
         with anyio.fail_after(5):
             while not status:
@@ -526,7 +522,7 @@ async def test_devices_of_a_former_process_that_make_the_list_too_long_do_not_en
     async with running(directory, node, include_gpus="0,1,2,3,4"):
         await kubelet.wait_for(healthy(kubelet, 5))
         former = set(kubelet.resources[GPU].devices)
-        await kubelet.wait_for((directory / "state" / "devices.json").exists)
+        await kubelet.wait_for(lambda: bool(stored(directory / "state", DEVICES)))
     async with running(directory, node, include_gpus="3,4,5,6,7") as (_daemon, _driver, status):
         await kubelet.wait_for(healthy(kubelet, 5), timeout=20)
         await kubelet.wait_for(lambda: len(kubelet.resources[GPU].devices) == 5, timeout=20)
@@ -558,11 +554,8 @@ async def test_operators_are_answered_while_there_is_no_driver(kubelet, director
             while "cordoned" not in daemon.store.current.hardware[cordoned].health.reason:
                 await daemon.store.changed.wait()
         assert "released" in (await ask(directory, "release", gpu=3))["done"]
-        assert (
-            '"cordon"'
-            in (directory / "state" / "health.journal").read_text() + (directory / "state" / "health.json").read_text()
-        )
-        assert (directory / "state" / "gpus.json").read_text().count("GPU-") == 8
+        assert "cordon" in {entry["signal"] for entry in stored(directory / "state", HEALTH)["evidence"]}
+        assert len(stored(directory / "state", GPUS)["gpus"]) == 8
         loaded.set()
         await kubelet.wait_for(healthy(kubelet, 6))
         assert "resumed" in (await ask(directory, "resume"))["done"]
@@ -678,18 +671,15 @@ async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypa
         kubelet.check()
 
 
-async def test_a_broken_memory_of_health_is_said_and_kept_and_nothing_is_lost_that_is_learnt(
-    kubelet, directory, node, caplog
-):
+async def test_a_broken_log_is_said_and_nothing_is_lost_that_is_learnt(kubelet, directory, node, caplog):
     state = directory / "state"
     state.mkdir()
-    (state / "health.json").write_text('{"boot_id": "cut off')
+    (state / FILES[0]).write_text('{"boot_id": "cut off')
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
         node.post(2, 8, 48)
         await kubelet.wait_for(healthy(kubelet, 7))
-    assert "health.json cannot be read" in caplog.text
-    assert (state / "health.json.corrupt").read_text() == '{"boot_id": "cut off'
+    assert "1 line of the state log cannot be read" in caplog.text
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 7))
 
@@ -699,18 +689,16 @@ async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, d
     monkeypatch.setattr(recorder, "WRITTEN_SOON", 0.2)
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
-        real = tempfile.mkstemp
+        real = os.pwrite
         full = threading.Event()
         full.set()
 
-        def mkstemp(*arguments, **more):
+        def pwrite(*arguments):
             if full.is_set():
                 raise OSError(errno.EROFS, "Read-only file system")
-            return real(*arguments, **more)
+            return real(*arguments)
 
-        append = Journal.append
-        monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
-        monkeypatch.setattr(Journal, "append", lambda *words: not full.is_set() and append(*words))
+        monkeypatch.setattr(os, "pwrite", pwrite)
         with pytest.raises(control.ControlError, match=r"is cordoned.*But this could not be written"):
             await ask(directory, "cordon", gpu=1)
         await kubelet.wait_for(healthy(kubelet, 7))
@@ -722,7 +710,7 @@ async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, d
         full.clear()
 
         async def written():
-            return '"cordon"' in (directory / "state" / "health.json").read_text()
+            return "cordon" in str(stored(directory / "state", HEALTH))
 
         await until(written)
 
@@ -1025,11 +1013,7 @@ async def test_a_resource_that_another_plugin_took_over_and_left_comes_back(
 
 
 STATE_FILES = (
-    "health.json",
-    "health.journal",
-    "gpus.json",
-    "devices.json",
-    "events.jsonl",
+    *FILES,
     "daemon.lock",
     "control.sock",
 )
@@ -1059,8 +1043,7 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
     state = directory / "state"
 
     def signals():
-        made = Memory(StateDirectory(state), daemon.hardware.host.boot_id())
-        return {entry.signal for entry in made.evidence()}
+        return {entry["signal"] for entry in (stored(state, HEALTH) or {"evidence": ()})["evidence"]}
 
     async with running(directory, node, health_poll_interval="1h") as (daemon, _driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
@@ -1069,9 +1052,7 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
         await ask(directory, "cordon", gpu=1)
         await kubelet.wait_for(healthy(kubelet, 6))
         with anyio.fail_after(10):  # until there is nothing left to write
-            while '"cordon"' not in (state / "health.json").read_text() or not all(
-                os.path.lexists(state / name) for name in STATE_FILES
-            ):
+            while "cordon" not in signals() or not stored(state, DEVICES) or not stored(state, EVENT):
                 await anyio.sleep(0.01)
         kept: list[object] = []
 
@@ -1091,7 +1072,7 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
         with anyio.fail_after(10):  # as a SIGKILL now would leave it
             while not {"cordon", "xid"} <= signals():
                 await anyio.sleep(0.01)
-            while not any(event.kind == "order" for event in recollect(state)[0]):
+            while not any(event["kind"] == "order" for event in stored(state, EVENT)):
                 await anyio.sleep(0.01)
 
 

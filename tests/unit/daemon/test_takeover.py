@@ -46,15 +46,15 @@ class Held(SimulatedDriver):
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Durable writes to the state directory hang while this event is clear."""
-    real, made = Memory.write_durably, threading.Event()
+    """Writes of the hardware to the state directory hang while this event is clear."""
+    real, made = Memory.write_hardware, threading.Event()
     made.set()
 
     def write(*arguments):
         made.wait(30)
         return real(*arguments)
 
-    monkeypatch.setattr(Memory, "write_durably", write)
+    monkeypatch.setattr(Memory, "write_hardware", write)
     return made
 
 
@@ -167,7 +167,7 @@ async def test_evidence_that_could_not_be_written_before_a_takeover_reaches_the_
 ):
     real, full = Memory.write_evidence, [True]
     monkeypatch.setattr(Memory, "write_evidence", lambda self, *evidence: not full and real(self, *evidence))
-    monkeypatch.setattr(Memory, "write_durably", lambda *_: False)
+    monkeypatch.setattr(Memory, "write_hardware", lambda *_: False)
     async with running(directory, node) as (_, _, status):
         await kubelet.wait_for(healthy(kubelet, 8))
         node.raise_xid(FAULTY, 48)

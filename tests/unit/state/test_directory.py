@@ -9,21 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.daemon.config_source import CHOICE_FILE, ChosenFile
-from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.state.directory import MAX_BYTES, StateDirectory
-from gpu_plugin.state.records import (
-    DEVICES_FILE,
-    GPUS_FILE,
-    HEALTH_FILE,
-    DeviceMemory,
-    GpuMemory,
-    HealthMemory,
-    ListedDevice,
-)
 
-NAME = "health.json"
+NAME = "labels.json"
 
 
 @dataclass(frozen=True)
@@ -233,10 +221,10 @@ def test_a_file_with_further_hard_links_becomes_one_of_its_own(state, tmp_path, 
 
 def test_what_killed_processes_had_not_finished_is_removed_and_nothing_else(state):
     state.write(NAME, CONTENT)
-    for name in (f".{NAME}.abcdefgh", f".{NAME}.a1b2c3d_", ".other.json.abcdefgh", "notes"):
+    for name in (f".{NAME}.abcdefgh", f".{NAME}.a1b2c3d_", ".another.json.abcdefgh", "notes"):
         (state.path / name).write_text("{")
     state.tidy([NAME])
-    assert sorted(path.name for path in state.path.iterdir()) == [".other.json.abcdefgh", NAME, "notes"]
+    assert sorted(path.name for path in state.path.iterdir()) == [".another.json.abcdefgh", NAME, "notes"]
 
 
 @pytest.mark.parametrize(("permitted", "said"), [(0o777, 1), (0o1777, 1), (0o770, 1), (0o755, 0), (0o700, 0)])
@@ -248,35 +236,20 @@ def test_that_others_may_write_in_the_directory_is_said(state, caplog, permitted
     assert all(f"has the mode {permitted:04o}" in record.getMessage() for record in caplog.records)
 
 
-def known():
-    """What a daemon writes down of a node, in each of its files."""
-    sick = Evidence("boot", "GPU-1", "xid", "FATAL", "Xid 79: é", 1.7e9, memory={"times": [1.7e9]})
-    gpu = Gpu("GPU-1", 0, 0, "00000000:3B:00.0", "NVIDIA H100 80GB HBM3", numa_node=0)
-    device = ListedDevice("GPU-1", "GPU-1", "GPU-1", "0", "gpu", numa=(0,))
-    return [
-        (HEALTH_FILE, HealthMemory("boot", (sick,), 7)),
-        (GPUS_FILE, GpuMemory("boot", (gpu,))),
-        (CHOICE_FILE, ChosenFile(node="n", label="example.com/c", directory="/available", file="GPU-é")),
-        (DEVICES_FILE, DeviceMemory("boot", {"nvidia.com/gpu": (device,)})),
-    ]
-
-
-@pytest.mark.parametrize(("name", "content"), known())
-def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(state, caplog, name, content):
-    state.write(name, content)
-    shape = HealthMemory[Evidence] if name == HEALTH_FILE else type(content)
-    file, aside = state.path / name, state.path / f"{name}.corrupt"
+def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(state, caplog):
+    state.write(NAME, CONTENT)
+    file, aside = state.path / NAME, state.path / f"{NAME}.corrupt"
     whole = file.read_bytes()
     broken = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole) - 1)]
     for written in [*broken, *(whole[:length] for length in range(len(whole) - 1))]:
         caplog.clear()
         file.write_bytes(written)
-        assert StateDirectory(state.path).read(name, shape) is None
+        assert StateDirectory(state.path).read(NAME, Memory) is None
         assert aside.read_bytes() == written
         (record,) = caplog.records
         assert f"{file} cannot be read, so its content is lost (kept as {aside})" in record.getMessage()
-    assert state.write(name, content)
-    assert state.read(name, shape) == content
+    assert state.write(NAME, CONTENT)
+    assert state.read(NAME, Memory) == CONTENT
 
 
 def test_a_file_that_is_whole_again_is_read_again_and_a_new_fault_said(state, caplog):
@@ -300,7 +273,7 @@ def test_a_directory_that_cannot_be_written_is_said_once_a_file(refusing, caplog
     assert [refusing.write(NAME, CONTENT) for _ in range(5)] == [False] * 5
     assert levels(caplog) == [logging.ERROR]
     assert str(refusing.path / NAME) in caplog.text
-    assert refusing.write("gpus.json", CONTENT) is False
+    assert refusing.write("other.json", CONTENT) is False
     assert levels(caplog) == [logging.ERROR, logging.ERROR]
 
 

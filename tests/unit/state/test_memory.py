@@ -1,8 +1,6 @@
-"""What a daemon remembers: of this boot everything, of another the operator's orders, and of a broken file that it was broken."""
+"""A daemon remembers everything of this boot, and only the operator's orders of another boot."""
 
 import asyncio
-import json
-import logging
 import threading
 import time
 
@@ -11,7 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
@@ -21,13 +20,13 @@ from gpu_plugin.health.signals.xid import Occurrences
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state import recorder as recorder_module
 from gpu_plugin.state.directory import StateDirectory
-from gpu_plugin.state.journal import Journal
-from gpu_plugin.state.memory import Memory
+from gpu_plugin.state.log import DEVICES, FILES, GPUS, HEALTH, StateLog, read_log
+from gpu_plugin.state.memory import Memory, Remembered
 from gpu_plugin.state.recorder import Known, Recorder
-from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
+from tests.state_log import store
 
 NODE = Node((Gpu("GPU-1", 0, 0, "0000:1b:00.0", "NVIDIA H100"), Gpu("GPU-unreadable-1", 1)))
-LISTED = (Resource("nvidia.com/gpu", (Device("GPU-1", "GPU-1", "GPU-1", "0"),)),)
+LISTED = (Resource("nvidia.com/gpu", (Device("GPU-1", "GPU-1", "GPU-1", "0", numa=(0,), nodes=("/dev/nvidia0",)),)),)
 XID = Evidence("one", "GPU-1", "xid", "FATAL", "Xid 79", 1.5, "reboot", "79", "MIG-1", 7, 8, 9, memory={"times": [1.0]})
 MAINTENANCE = Evidence("one", "GPU-1", "maintenance", "FATAL", "maintenance", 2.0, "operator")
 CORDON = Evidence("one", "GPU-1", "cordon", "FATAL", "cordoned", 3.0, "operator")
@@ -41,13 +40,15 @@ def state(tmp_path):
 
 
 def memory(state, boot="one"):
-    return Memory(StateDirectory(state), boot)
+    made = Memory(StateDirectory(state), boot)
+    made.log.load()
+    return made
 
 
 def write(to: Memory, evidence, node, listed) -> bool:
-    """Whether all is written."""
-    told = to.write_evidence(evidence)
-    return to.write_durably(evidence, node, listed) and told
+    """Return True if all is written."""
+    written = to.write_evidence(evidence)
+    return to.write_hardware(node, listed) and written
 
 
 def test_the_same_boot_remembers_everything_a_release_included(state):
@@ -76,16 +77,8 @@ def test_after_a_boot_it_writes_for_the_new_one(state):
     write(known, (XID,), NODE, LISTED)
     known.booted("two")
     assert write(known, (), NODE, LISTED)
-    assert {json.loads(file.read_text())["boot_id"] for file in state.glob("*.json")} == {"two"}
+    assert memory(state).gpus() == ()
     assert memory(state, "two").gpus()
-
-
-def test_a_journal_that_hangs_over_a_boot_leaves_nothing_of_the_boot_before_in_the_file(state):
-    known, new = memory(state), replace(XID, boot_id="two")
-    write(known, (XID, CORDON), NODE, LISTED)
-    known.booted("two")
-    assert known.write_durably((new, CORDON), NODE, LISTED)  # before the journal has anything of this boot
-    assert memory(state, "two").evidence() == (new, CORDON)
 
 
 def test_without_gpus_what_is_known_of_them_stays(state):
@@ -96,96 +89,39 @@ def test_without_gpus_what_is_known_of_them_stays(state):
     assert memory(state).devices().listed
 
 
-@pytest.mark.parametrize(
-    "content", ["", '{"boot_id": 7', '{"boot_id": "one", "evidence": {"uuid": "GPU-1"}}', "[" * 99_999]
-)
-def test_a_corrupt_file_is_said_kept_and_replaced_by_what_is_known(state, caplog, content):
-    state.mkdir()
-    (state / HEALTH_FILE).write_text(content)
+@pytest.mark.parametrize("content", [7, {"boot_id": 7}, {"boot_id": "one", "evidence": {"uuid": "GPU-1"}}, "[" * 99])
+def test_an_invalid_record_is_logged_and_replaced(state, caplog, content):
     known = memory(state)
+    known.log.write(HEALTH, content)
     assert known.evidence() == ()
     (record,) = caplog.records
-    assert record.levelno == logging.ERROR
-    assert "health.json cannot be read" in record.getMessage()
-    assert "health.json.corrupt" in record.getMessage()
+    assert HEALTH in record.getMessage()
     assert write(known, (XID,), NODE, LISTED)
-    assert (state / "health.json.corrupt").read_text() == content
     assert memory(state).evidence() == (XID,)
 
 
-def test_what_cannot_be_written_is_kept_and_written_once_it_can_be(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    blocked = tmp_path / "file"
-    blocked.write_text("in the way")
-    known = memory(blocked / "state")
-    assert not write(known, (XID,), NODE, LISTED)
-    assert not write(known, (XID, CORDON), NODE, LISTED)
-    assert caplog.text.count("health.json cannot be written") == 1
-    blocked.unlink()
-    assert write(known, (XID, CORDON), NODE, LISTED)
-    assert "health.json can be written again" in caplog.text
-    assert memory(blocked / "state").evidence() == (XID, CORDON)
+def test_devices_are_remembered_as_they_were_also_devices_that_cannot_be_listed(state):
+    part = Device("MIG-1::0", "GPU-1", "MIG-1", "0:1", kind=MIG)
+    shared = replace(part, sharing=SharedResource("nvidia.com/mig", "nvidia.com/mig", 2, "time-slicing"))
+    listed = (*LISTED, Resource("nvidia.com/mig", (shared,)))
+    foreign = (Resource("example.com/gpu", (Device(f"GPU-1::{'0' * 300}", "GPU-1", "GPU-1", "0"),)),)
+    memory(state).write_hardware(NODE, listed, foreign)
+    assert memory(state).devices() == Remembered(listed, foreign)
 
 
-def test_one_file_that_cannot_be_written_holds_up_no_other(state):
-    (state / GPUS_FILE / "inside").mkdir(parents=True)
+@pytest.mark.parametrize("kind", [GPUS, DEVICES])
+@pytest.mark.parametrize("content", [7, {"boot_id": 7}, {"boot_id": "one", "gpus": [{}], "resources": {"x": [{}]}}])
+def test_an_invalid_record_of_hardware_is_logged_and_replaced(state, caplog, kind, content):
+    write(memory(state), (XID,), NODE, LISTED)
+    store(state, kind, content)
     known = memory(state)
-    assert not write(known, (XID,), NODE, LISTED)
-    assert memory(state).evidence() == (XID,)
-    assert (state / DEVICES_FILE).exists()
-
-
-def test_only_what_changed_is_written(state):
-    known = memory(state)
-    write(known, (XID,), NODE, LISTED)
-    before = {file.name: file.stat().st_ino for file in state.iterdir()}
+    found = (known.gpus(), known.devices().listed)
+    assert found == (((), LISTED) if kind == GPUS else (known.gpus(), ()))
+    assert kind in caplog.records[0].getMessage()
+    assert known.evidence() == (XID,)
     assert write(known, (XID,), NODE, LISTED)
-    assert {file.name: file.stat().st_ino for file in state.iterdir()} == before
-    assert write(known, (CORDON,), NODE, LISTED)
-    after = {file.name: file.stat().st_ino for file in state.iterdir()}
-    assert [name for name in after if after[name] != before[name]] == [HEALTH_FILE]
-
-
-def test_what_pods_hold_under_foreign_names_is_remembered_apart_from_what_is_listed(state):
-    elsewhere = (Resource("example.com/gpu", LISTED[0].devices),)
-    memory(state).write_durably((), NODE, LISTED, elsewhere)
-    assert [resource.name for resource in memory(state).devices().foreign] == ["example.com/gpu"]
-    assert [resource.name for resource in memory(state).devices().listed] == [resource.name for resource in LISTED]
-
-
-class TestJournal:
-    def test_what_is_said_outlives_a_kill_before_the_disk_has_it(self, state):
-        memory(state).write_evidence((XID, CORDON))
-        assert not (state / HEALTH_FILE).exists()
-        assert memory(state).evidence() == (XID, CORDON)
-
-    def test_a_durable_write_of_before_unsays_nothing(self, state):
-        known = memory(state)
-        known.write_evidence((CORDON,))
-        known.write_evidence((XID, CORDON))
-        known.write_durably((CORDON,), NODE, LISTED)  # as it was when that began
-        assert memory(state).evidence() == (XID, CORDON)
-
-    def test_a_kill_after_each_step_leaves_the_newest(self, state):
-        known = memory(state)
-        for evidence in ((XID,), (XID, CORDON), (CORDON,), ()):
-            known.write_evidence(evidence)
-            assert memory(state).evidence() == evidence
-            known.write_durably(evidence, NODE, LISTED)
-            assert memory(state).evidence() == evidence
-            known = memory(state)
-            known.evidence()
-
-    def test_a_journal_that_cannot_be_written_leaves_it_to_the_file_and_takes_over_again(self, state, monkeypatch):
-        known = memory(state)
-        write(known, (XID,), NODE, LISTED)
-        with monkeypatch.context() as broken:
-            broken.setattr(Journal, "append", lambda *_: False)
-            for evidence in ((XID, CORDON), (CORDON,)):
-                assert not write(known, evidence, NODE, LISTED)
-                assert memory(state).evidence() == evidence
-        assert known.write_evidence((XID,))
-        assert memory(state).evidence() == (XID,)
+    assert memory(state).devices().listed == LISTED
+    assert memory(state).gpus()
 
 
 class Fixed:
@@ -212,7 +148,7 @@ class Disk:
         self.unsaved = Pulse()
         self.recorder = Recorder(Memory(StateDirectory(directory), "one"), self, self.unsaved)
         monkeypatch.setattr(Memory, "write_evidence", self.write)
-        monkeypatch.setattr(Memory, "write_durably", lambda *_: True)
+        monkeypatch.setattr(Memory, "write_hardware", lambda *_: True)
 
     def write(self, evidence):
         if self.fails:
@@ -284,7 +220,7 @@ class TestRecorder:
             tasks.cancel_scope.cancel()
         assert disk.writes == [(XID,)]
 
-    @pytest.mark.parametrize("kind", ["write_evidence", "write_durably"])
+    @pytest.mark.parametrize("kind", ["write_evidence", "write_hardware"])
     async def test_a_write_under_way_at_the_end_takes_nothing_of_the_time_for_the_last_one(
         self, monkeypatch, tmp_path, kind
     ):
@@ -293,14 +229,14 @@ class TestRecorder:
         begun: list[object] = []
         done: list[object] = []
 
-        def write(_memory, evidence, *_others):
+        def write(*_):
             nonlocal ahead
-            begun.append(evidence)
+            begun.append(disk.at)
             held.wait(10)
             if not done:
                 ahead += recorder_module.LAST_WRITE  # as if the first write had taken so long
             time.sleep(moment)
-            done.append(evidence)
+            done.append(disk.at)
             return True
 
         monkeypatch.setattr(Memory, kind, write)
@@ -314,11 +250,11 @@ class TestRecorder:
             disk.learn(XID, CORDON)
             tasks.cancel_scope.cancel()
             asyncio.get_running_loop().call_later(moment, held.set)
-        assert done == [(XID,), (XID, CORDON)]
+        assert len(done) == 2
 
     async def test_a_disk_that_keeps_hardware_waiting_keeps_no_word_on_health_waiting(self, disk, monkeypatch):
         held = threading.Event()
-        monkeypatch.setattr(Memory, "write_durably", lambda *_: held.wait(10))
+        monkeypatch.setattr(Memory, "write_hardware", lambda *_: held.wait(10))
         disk.learn(XID)
         assert await disk.recorder.written()
         disk.learn(XID, CORDON)
@@ -327,36 +263,34 @@ class TestRecorder:
         held.set()
 
 
-async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypatch):
-    append, durably, done = Journal.append, Memory.write_durably, threading.Event()
+async def test_each_change_of_evidence_is_written_to_the_disk_too(state, monkeypatch):
+    add, sync, done, synced = StateLog.write, StateLog.sync, threading.Event(), []
 
-    def slow(journal, entry):
-        if CORDON in entry.evidence:
+    def slow(log, kind, content):
+        if kind == HEALTH and CORDON in content["evidence"]:
             done.wait(0.2)  # the other thread has all the time to overtake this one
-        return append(journal, entry)
+        return add(log, kind, content)
 
-    def watched(memory, evidence, *others):
-        written = durably(memory, evidence, *others)
-        if CORDON in evidence:
-            done.set()
+    def watched(log):
+        written = sync(log)
+        synced.append(read_log(state).latest[HEALTH].content)
         return written
-
-    monkeypatch.setattr(Journal, "append", slow)
-    monkeypatch.setattr(Memory, "write_durably", watched)
-    recorder_knows, unsaved = Fixed(Known(1, (XID,), NODE, LISTED)), Pulse()
-    recorder = Recorder(memory(state), recorder_knows, unsaved)
 
     async def until(signal):
         with anyio.fail_after(10):
-            while not (state / HEALTH_FILE).exists() or signal not in (state / HEALTH_FILE).read_text():
+            while not synced or signal not in synced[-1]:
                 await anyio.sleep(0.005)
 
+    monkeypatch.setattr(StateLog, "write", slow)
+    monkeypatch.setattr(StateLog, "sync", watched)
+    knows, unsaved = Fixed(Known(1, (XID,), NODE, LISTED)), Pulse()
+    recorder = Recorder(memory(state), knows, unsaved)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
-        await until("xid")
-        recorder_knows.now = Known(2, (XID, CORDON), NODE, LISTED)
+        await until(b"xid")
+        knows.now = Known(2, (XID, CORDON), NODE, LISTED)
         unsaved.ring()
-        await until("cordon")
+        await until(b"cordon")
         tasks.cancel_scope.cancel()
 
 
@@ -393,12 +327,11 @@ for _ in range(450):
     ],
 )
 def test_an_entry_that_cannot_be_true_is_left_out_alone_and_said(state, caplog, wrong):
-    state.mkdir()
-    whole = {"boot_id": "one", "evidence": [CORDON, wrong, MAINTENANCE], "sequence": 1}
-    (state / HEALTH_FILE).write_bytes(msgspec.json.encode(whole))
+    known = memory(state)
+    known.log.write(HEALTH, {"boot_id": "one", "evidence": [CORDON, wrong, MAINTENANCE]})
     assert memory(state).evidence() == (CORDON, MAINTENANCE)
     (record,) = caplog.records
-    assert "health.json: entry 1 is invalid and left out: " in record.getMessage()
+    assert "entry 1 is invalid and left out: " in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -423,47 +356,20 @@ def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):
     assert memory(state).evidence() == (strange,)
 
 
-@pytest.mark.parametrize("name", [HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE])
-@pytest.mark.parametrize("how", ["removed", "emptied"])
-def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(state, name, how):
-    known = memory(state)
-    assert write(known, EVERYTHING, NODE, LISTED)
-    assert known.in_place()
-    (state / name).unlink() if how == "removed" else (state / name).write_text("")
-    assert not known.in_place()
-    assert write(known, EVERYTHING, NODE, LISTED)
-    assert known.in_place()
-    for file in (HEALTH_FILE, JOURNAL_FILE):
-        (state / file).rename(state / "kept")
-        assert memory(state).evidence() == EVERYTHING  # each of the two has all of it
-        (state / "kept").rename(state / file)
-    assert memory(state).gpus()
-    assert memory(state).devices().listed
-
-
-def test_a_file_that_is_removed_before_its_identity_is_read_counts_as_gone(state, monkeypatch):
-    known = memory(state)
-    monkeypatch.setattr("gpu_plugin.state.memory.identity", lambda _: None)
-    assert write(known, EVERYTHING, NODE, LISTED)
-    assert not known.in_place()
-
-
-async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else(state):
-    made = memory(state)
-    recorder = Recorder(made, Fixed(Known(1, EVERYTHING, NODE, LISTED)), Pulse())
+async def test_a_recorder_that_is_told_to_look_restores_the_log(state):
+    recorder = Recorder(memory(state), Fixed(Known(1, EVERYTHING, NODE, LISTED)), Pulse())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
+        await anyio.wait_all_tasks_blocked()
+        assert await recorder.written()
+        for name in FILES:
+            (state / name).unlink()
         with anyio.fail_after(10):
-            while not (state / DEVICES_FILE).exists():
-                await anyio.sleep(0.001)
-            assert await recorder.written()
-            before = (state / HEALTH_FILE).stat().st_ino
-            (state / DEVICES_FILE).unlink()
-            while not (state / DEVICES_FILE).exists():
+            while len(read_log(state).latest) < 3:
                 recorder.look()
                 await anyio.sleep(0.001)
-        assert (state / HEALTH_FILE).stat().st_ino == before
         tasks.cancel_scope.cancel()
+    assert memory(state).evidence() == EVERYTHING
 
 
 def test_a_daemon_that_gets_the_directory_back_reads_what_was_written_and_writes_all_again(state):

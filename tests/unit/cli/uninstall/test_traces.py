@@ -62,8 +62,8 @@ def test_everything_of_ours_goes_and_the_state_directory_with_it(node):
     state, cdi, sockets = node
     for name in FILES:
         (state / name).write_text("{}")
-    (state / "health.json.corrupt").write_text("?")
-    (state / ".gpus.json.abcdefg1").write_text("half")
+    (state / "state-a.log.corrupt").write_text("?")
+    (state / ".state-b.log.abcdefg1").write_text("half")
     (state / "simulated-node.json").write_text("{}")
     (state / "dev").mkdir()
     (state / "dev" / "nvidia0").write_text("")
@@ -111,7 +111,7 @@ def test_a_file_of_labels_that_cannot_be_removed_is_found_by_the_next_cleanup(no
     features, away = tmp_path / "features.d", tmp_path / "away"
     features.mkdir()
     write_labels(features, state)
-    (state / "health.json").write_text("{}")
+    (state / "state-a.log").write_text("{}")
     if why == "away":
         features.rename(away)
     for _ in range(2):
@@ -152,9 +152,9 @@ def test_what_is_not_ours_stays_and_is_named(node):
     foreign[1].write_text("mine")
     foreign[2].write_text("{}")
     dead_socket(foreign[3])
-    (state / "health.json").write_text("{}")
+    (state / "state-a.log").write_text("{}")
     done = remove_traces(state, cdi, sockets)
-    assert done.removed == [str(state / "health.json")]
+    assert done.removed == [str(state / "state-a.log")]
     assert done.left == [f"{state}: contains files that are not this plugin's: dev, notes.txt"]
     assert all(path.exists() for path in foreign)
 
@@ -166,19 +166,19 @@ def test_a_link_is_removed_and_not_what_it_leads_to(node, tmp_path):
     (precious / "data").write_text("keep")
     (state / "simulated-node.json").write_text("{}")
     (state / "dev").symlink_to(precious)
-    (state / "health.json").symlink_to(precious / "data")
+    (state / "state-a.log").symlink_to(precious / "data")
     assert remove_traces(state, cdi, sockets).left == []
     assert (precious / "data").read_text() == "keep"
 
 
 async def test_a_running_daemon_is_left_alone(node):
     state, cdi, sockets = node
-    (state / "health.json").write_text("{}")
+    (state / "state-a.log").write_text("{}")
     async with server.serve(state, {}):
         done = remove_traces(state, cdi, sockets)
         assert done.removed == []
         assert "a daemon is running" in done.left[0]
-        assert (state / "health.json").exists()
+        assert (state / "state-a.log").exists()
 
 
 @pytest.mark.parametrize("shared", ["state", "sockets"])
@@ -187,13 +187,13 @@ def test_a_daemon_whose_control_socket_is_gone_is_left_alone_all_the_same(node, 
     (tmp_path / "own").mkdir()
     lock = NodeLock(state if shared == "state" else tmp_path / "own", sockets if shared == "sockets" else tmp_path, "1")
     assert lock.take() == ""
-    (state / "health.json").write_text("{}")
+    (state / "state-a.log").write_text("{}")
     done = remove_traces(state, cdi, sockets)
     assert done.removed == []
     assert "a daemon is running: another daemon" in done.left[0]
-    assert (state / "health.json").exists()
+    assert (state / "state-a.log").exists()
     lock.release()
-    assert str(state / "health.json") in remove_traces(state, cdi, sockets).removed
+    assert str(state / "state-a.log") in remove_traces(state, cdi, sockets).removed
 
 
 def test_nothing_there_is_nothing_to_say(tmp_path):
@@ -205,7 +205,7 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, monkeypatch):
     state, cdi, sockets = node
     SpecDirectory(cdi).write({GPU_FILE: spec(_0=("/dev/nvidia0",))})
     monkeypatch.setattr(Path, "unlink", refusing(cdi, Path.unlink))
-    (state / "health.json").write_text("{}")
+    (state / "state-a.log").write_text("{}")
     done = remove_traces(state, cdi, sockets)
     assert not state.exists()
     assert len(done.left) == 1
@@ -216,7 +216,7 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, monkeypatch):
 def test_a_user_who_may_not_read_the_directories_gets_a_sentence_for_each(node):
     state, cdi, sockets = node
     SpecDirectory(cdi).write({GPU_FILE: spec(_0=("/dev/nvidia0",))})
-    (state / "health.json").write_text("{}")
+    (state / "state-a.log").write_text("{}")
     for directory in node:
         directory.chmod(0o700)
     state.parent.chmod(0o755)
@@ -251,9 +251,9 @@ def test_a_state_directory_that_is_a_link_is_left_for_people(node, tmp_path):
     state, cdi, sockets = node
     link = tmp_path / "link"
     link.symlink_to(state)
-    (state / "health.json").write_text("{}")
+    (state / "state-a.log").write_text("{}")
     done = remove_traces(link, cdi, sockets)
-    assert done.removed == [str(link / "health.json")]
+    assert done.removed == [str(link / "state-a.log")]
     assert done.left == [f"{link}: is a link to {state}: remove both by hand"]
 
 
@@ -272,9 +272,9 @@ def test_a_file_of_labels_that_is_out_of_reach_fails_no_cleanup(node, tmp_path, 
     features.mkdir()
     write_labels(features, state)
     features.rename(tmp_path / "unmounted")
-    (state / "health.json").write_text("{}")
+    (state / "state-a.log").write_text("{}")
     command = ["cleanup", "--state-dir", str(state), "--cdi-dir", str(cdi), "--device-plugin-dir", str(sockets)]
-    for told_first in (f"{state / 'health.json'}: removed\n", ""):
+    for told_first in (f"{state / 'state-a.log'}: removed\n", ""):
         assert main(command) == 0
         told = capsys.readouterr()
         assert told.out == told_first
@@ -291,7 +291,7 @@ def test_a_config_file_that_is_gone_keeps_nobody_from_cleaning_up(node, monkeypa
         "DEVICE_PLUGIN_DIR": sockets,
     }.items():
         monkeypatch.setenv(name, str(value))
-    (state / "health.json").write_text("{}")
+    (state / "state-a.log").write_text("{}")
     assert main(["cleanup"]) == 0
     told = capsys.readouterr()
     assert f"{state}: removed" in told.out

@@ -1,0 +1,464 @@
+"""The state log: records of health, GPUs, devices and events in two files of allocated size. It outlives this process.
+
+A record has a number, a kind and JSON. Of the records of a kind, the record with the greatest number is in force, except events:
+the newest events all count. The log has these properties:
+
+- A kill loses no record that `write` or `add_event` accepted. Both write to the active file and do not wait for the disk: bytes
+  that were passed to the kernel outlive the process. An atomic and durable replacement of a file takes milliseconds or, with
+  disk traffic of other programs, seconds.
+- `sync` writes the active file to the disk, so that it outlives a power failure. It runs in the background.
+- When the active file is full, the records in force are written to the other file, which is active from then on. A kill during
+  that loses nothing: the former file is unchanged, and a reader combines the records of both files by number.
+- On a full disk, both files have allocated space for the records in force and for more records about health. If they cannot grow,
+  the oldest events are left out, and records of GPUs and devices that would take the space of health are refused.
+- Each record has a CRC. Lines that were damaged, or whose write was interrupted, are left out. `load` logs their number.
+- Each file has space for the records in force and at most 1 MiB more. The events in force take at most `EVENT_BYTES`.
+- If a file was removed, renamed, replaced or truncated, the next write creates or repairs it from the records in memory.
+- Only one process may write, the owner of the state directory's lock. `release` ends the writes before a handover, and `load`
+  reads what another process wrote.
+"""
+
+import errno
+import logging
+import os
+import re
+import threading
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.config.words import are, counted
+from gpu_plugin.state.directory import MAX_BYTES, bounded, is_named, keep_aside, open_own, set_aside
+
+log = logging.getLogger(__name__)
+
+FILES = ("state-a.log", "state-b.log")  # in the state directory
+
+HEALTH, GPUS, DEVICES, EVENT = "health", "gpus", "devices", "event"  # the kinds of records
+
+KEPT = 1000  # number of events in force
+EVENT_BYTES = 2 * 1024 * 1024  # limit for the events in force; 1,000 usual events take 0.3 MiB
+_SYNC = "sync"
+PAGE = 4096
+RESERVED = 64 * 1024  # bytes that are allocated for each file at the start; eight GPUs take 5 KiB without events
+SPARE = 16 * 1024  # bytes of each file that only records of health may use
+MAX_GROWTH = 1024 * 1024  # limit in bytes for the space beyond the records in force
+
+_LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]{1,18}) ([a-z]+) .*)", re.DOTALL)  # CRC-32 of the rest, number, kind, JSON
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A record and its line in a file. The line begins and ends with a line feed, so that a cut line affects no other."""
+
+    number: int
+    kind: str
+    line: bytes
+
+    @property
+    def content(self) -> bytes:
+        """The JSON of the record."""
+        return self.line.split(b" ", 3)[3][:-1]
+
+
+def _record(number: int, kind: str, content: bytes) -> Record:
+    rest = b"%d %b %b" % (number, kind.encode(), content)
+    return Record(number, kind, b"\n%08x %b\n" % (zlib.crc32(rest), rest))
+
+
+class Content(msgspec.Struct, frozen=True):
+    """The content of both files.
+
+    Attributes:
+        latest: the record in force of each kind except events.
+        events: the newest events, oldest first.
+        unreadable: the number of lines that are left out.
+        numbers: the numbers of the records in each file.
+        ends: the end of each file's bytes that are not zero.
+        errors: files that cannot be read, by name.
+    """
+
+    latest: Mapping[str, Record]
+    events: tuple[Record, ...]
+    unreadable: int
+    numbers: tuple[frozenset[int], ...]
+    ends: tuple[int, ...]
+    errors: Mapping[str, OSError]
+
+
+def read_log(state_dir: Path) -> Content:
+    """Return the content of both files; a missing file is empty. Changes nothing. Blocks as long as the disk does."""
+    found: dict[int, Record] = {}
+    errors: dict[str, OSError] = {}
+    numbers, ends, unreadable = [], [], 0
+    for name in FILES:
+        written = b""
+        try:
+            written = bounded(state_dir / name).rstrip(b"\0")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            errors[name] = error
+        records, strange = _parsed(written)
+        found.update((record.number, record) for record in records)
+        numbers.append(frozenset(record.number for record in records))
+        ends.append(len(written))
+        unreadable += strange
+    ordered = [found[number] for number in sorted(found)]
+    latest = {record.kind: record for record in ordered if record.kind != EVENT}
+    events = [record for record in ordered if record.kind == EVENT]
+    return Content(latest, tuple(events[-KEPT:]), unreadable, tuple(numbers), tuple(ends), errors)
+
+
+def lost_lines(count: int) -> str:
+    """Return a message for a number of lines that cannot be read."""
+    return f"{counted(count, 'line')} of the state log cannot be read and {are(count)} left out"
+
+
+def _parsed(written: bytes) -> tuple[list[Record], int]:
+    """Return the records of a file, and the number of lines that are not records."""
+    records, strange = [], 0
+    for piece in written.split(b"\n"):
+        line = piece.strip(b"\0")
+        form = _LINE.fullmatch(line)
+        if form is not None and zlib.crc32(form[2]) == int(form[1], 16):
+            records.append(Record(int(form[3]), form[4].decode(), b"\n%b\n" % line))
+        elif line:
+            strange += 1
+    return records, strange
+
+
+class _File:
+    """One of the two files.
+
+    Attributes:
+        descriptor: of the open file; -1 while no file is open, so that each call on it raises OSError.
+        end: the end of the records in the file.
+        used: the end of the bytes that may not be zero.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = -1
+        self.end = self.used = 0
+
+    @property
+    def in_place(self) -> bool:
+        """True if the open file still has its name and its bytes."""
+        try:
+            there = os.fstat(self.descriptor)
+        except OSError:
+            return False
+        return there.st_size >= self.used and is_named(self.path, there)
+
+    def open(self) -> bool:
+        """Open the file that has the name now, or create it. Return True if it has lost records. Raises OSError."""
+        gone = self.descriptor >= 0
+        self.close()
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        set_aside(self.path)
+        self.descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT)
+        size = os.fstat(self.descriptor).st_size
+        if not gone and size >= self.used:
+            return False
+        self.end, self.used = 0, size
+        return True
+
+    def close(self) -> None:
+        """Close the file if it is open."""
+        with suppress(OSError):
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def allocate(self, size: int) -> bool:
+        """Allocate the bytes up to `size`. Return False if the file system cannot do that. Raises OSError if the disk is full."""
+        present = os.fstat(self.descriptor).st_size
+        try:
+            if present:
+                os.posix_fallocate(self.descriptor, 0, min(size, present))  # the file may have holes
+            if size > present:
+                # Only the bytes after the present size: if a tmpfs has no space for a whole range, it frees the allocated part.
+                os.posix_fallocate(self.descriptor, present, size - present)
+        except OSError as error:
+            if error.errno in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
+                return False
+            raise
+        return True
+
+    def write(self, start: int, content: bytes) -> None:
+        """Write at the offset `start`, and overwrite the rest with zeros. Raises OSError if not everything is written."""
+        end = start + len(content)
+        padded = content + bytes(max(0, self.used - end))
+        self.used = max(self.used, end)
+        if os.pwrite(self.descriptor, padded, start) < len(padded):
+            raise OSError(errno.ENOSPC, "the write was incomplete")
+        self.end = self.used = end
+
+
+class StateLog:
+    """Reads and writes the log. Safe for use by several threads. A call blocks no longer than a write to the kernel's cache.
+
+    Only `load` and `sync` wait for the disk.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self._files = tuple(_File(state_dir / name) for name in FILES)
+        self._active = 0
+        self._latest: dict[str, Record] = {}
+        self._events: deque[Record] = deque()
+        self._number = 0
+        self._room = RESERVED
+        """Bytes of each file that may be used. They are allocated if the file system could allocate them."""
+        self._allocated = False
+        self._lost = False
+        """True if the active file lacks records that are in memory."""
+        self._unsynced = False
+        """True if the kernel may have dropped a part of the active file, since `sync` failed."""
+        self._released = False
+        self._failing: set[str] = set()
+        """The kinds of records whose last write failed, and `_SYNC`."""
+        self._lock = threading.Lock()
+
+    def load(self) -> Content:
+        """Read both files and allocate their space. Log unreadable lines and files. Blocks as long as the disk does."""
+        with self._lock:
+            content = read_log(self.state_dir)
+            for name, error in content.errors.items():
+                path = self.state_dir / name
+                # A file that stays could be read again later, and its records may have greater numbers than new records.
+                log.error(
+                    "%s cannot be read, so its content is lost%s: %s", path, keep_aside(path), error.strerror or error
+                )
+            if content.unreadable:
+                lost = lost_lines(content.unreadable)
+                log.warning("%s: %s: damaged, or their write was interrupted", self.state_dir, lost)
+            self._latest, self._events = dict(content.latest), deque(content.events)
+            self._number = max((0, *content.numbers[0], *content.numbers[1]))
+            for file, end in zip(self._files, content.ends, strict=True):
+                file.close()
+                file.end = file.used = end
+            in_force = {record.number for record in (*self._latest.values(), *self._events)}
+            self._active = 1 if len(in_force & content.numbers[1]) > len(in_force & content.numbers[0]) else 0
+            self._room = max(RESERVED, *(_pages(end) for end in content.ends))
+            self._allocated = self._lost = self._released = False
+            self._reserve()
+            for record in content.latest.values():
+                if record.number not in content.numbers[self._active]:  # the active file was damaged
+                    with suppress(OSError):
+                        self._place(record)
+        return content
+
+    def latest(self, kind: str) -> bytes | None:
+        """Return the JSON of the record in force; None if there is none."""
+        record = self._latest.get(kind)
+        return None if record is None else record.content
+
+    def write(self, kind: str, content: object) -> bool:
+        """Write a record that replaces the record of this kind. Return True if it outlives this process. Blocks."""
+        text = msgspec.json.encode(content)
+        with self._lock:
+            former = self._latest.get(kind)
+            if (
+                former is not None
+                and former.content == text
+                and not self._lost
+                and all(file.in_place for file in self._files)
+            ):
+                return True
+            return self._add(kind, text)
+
+    def add_event(self, content: object) -> bool:
+        """Write an event. Return True if it outlives this process. Blocks."""
+        text = msgspec.json.encode(content)
+        with self._lock:
+            return self._add(EVENT, text)
+
+    def sync(self) -> bool:
+        """Write the records to the disk, so that they outlive a power failure. Return True on success. Blocks.
+
+        Also moves the records in force to the other file if the active file is nearly full: then both files are on the disk, and
+        a power failure at any time leaves the records.
+        """
+        try:
+            self._sync_active()
+            with self._lock:
+                moves = not self._released and (self._unsynced or self._nearly_full)
+                if moves:
+                    self._move()
+            if moves:
+                self._sync_active()
+        except OSError as error:
+            self._unsynced = True
+            self._log_failure(_SYNC, error)
+            return False
+        self._unsynced = False
+        self._failing.discard(_SYNC)
+        return True
+
+    def _sync_active(self) -> None:
+        with self._lock:
+            descriptor = os.dup(self._files[self._active].descriptor)
+        try:
+            os.fdatasync(descriptor)  # without the lock: writes go on
+        finally:
+            os.close(descriptor)
+
+    @property
+    def in_place(self) -> bool:
+        """True if both files are unchanged since the last write. Also True while a write runs: it does not wait for the write."""
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            return all(file.descriptor < 0 or file.in_place for file in self._files)
+        finally:
+            self._lock.release()
+
+    def release(self) -> bool:
+        """Refuse all writes until `load`. Return False, and change nothing, if a write hangs. Does not block."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._released = True
+        self._lock.release()
+        return True
+
+    @property
+    def _nearly_full(self) -> bool:
+        """True if more than half of the space beyond the records in force is used."""
+        live = _size(self._in_force())
+        return self._files[self._active].end - live > (self._room - live) // 2
+
+    def _add(self, kind: str, text: bytes) -> bool:
+        """Append a new record. Return True on success, else log the first error."""
+        if self._released:
+            return False
+        self._number += 1
+        record = _record(self._number, kind, text)
+        try:
+            self._open_all()
+            self._append(record)
+        except OSError as error:
+            self._log_failure(kind, error)
+            return False
+        if kind in self._failing:
+            self._failing.discard(kind)
+            log.info("%s: records of %s can be written again", self._files[self._active].path, kind)
+        return True
+
+    def _log_failure(self, what: str, error: OSError) -> None:
+        if what not in self._failing:
+            self._failing.add(what)
+            trouble = (
+                "cannot be written to the disk, so new state would be lost at a power failure"
+                if what == _SYNC
+                else f"new records of {what} cannot be written and would be lost at a restart"
+            )
+            log.error("%s: %s: %s", self._files[self._active].path, trouble, error.strerror or error)
+
+    def _reserve(self) -> None:
+        """Open the files and allocate their space. Log a warning on failure."""
+        try:
+            self._open_all()
+            self._grow(0)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            reason = "" if self._allocated else "the file system cannot do that"
+        if reason:
+            log.warning(
+                "%s: no space could be allocated: %s. On a full disk, faults of GPUs and orders of operators would "
+                "be lost at a restart",
+                self._files[self._active].path,
+                reason,
+            )
+
+    def _open_all(self) -> None:
+        """Open the files that have the names now. Restore the active file if it has lost records. Raises OSError."""
+        for place, file in enumerate(self._files):
+            if not file.in_place:
+                lost = file.open()
+                self._lost = self._lost or (lost and place == self._active)
+                self._allocated = False
+        if not self._allocated:
+            with suppress(OSError):  # the writes may succeed nevertheless
+                self._grow(0)
+        if self._lost:
+            self._write_all(self._active)
+            self._lost = False
+
+    def _append(self, record: Record) -> None:
+        """Put a record in force and write it to a file. If that raises OSError, the former record stays in force."""
+        former = self._latest.get(record.kind)
+        if record.kind == EVENT:
+            self._events.append(record)
+        else:
+            self._latest[record.kind] = record
+        try:
+            self._place(record)
+        except OSError:
+            if record.kind == EVENT:
+                self._events.pop()
+            elif former is not None:
+                self._latest[record.kind] = former
+            else:
+                del self._latest[record.kind]
+            raise
+        while len(self._events) > KEPT:
+            self._events.popleft()
+
+    def _place(self, record: Record) -> None:
+        """Write a record in force to the active file, or all records in force to the other file. Raises OSError."""
+        needed = _size(self._latest.values()) + (0 if record.kind == HEALTH else SPARE)
+        if needed > self._room and record.kind != EVENT:
+            self._grow(needed)
+        active = self._files[self._active]
+        if active.end + len(record.line) > self._room:
+            self._move()
+        else:
+            active.write(active.end, record.line)
+
+    def _move(self) -> None:
+        """Write the records in force to the other file, which is active from then on. Raises OSError."""
+        target = 1 - self._active
+        self._write_all(target)
+        self._active = target
+
+    def _write_all(self, place: int) -> None:
+        """Replace the content of a file by the records in force. Raises OSError."""
+        with suppress(OSError):  # without more room, the oldest events are left out
+            self._grow(_size(self._latest.values()) + min(_size(self._events), EVENT_BYTES) + SPARE)
+        records = sorted(self._in_force(), key=lambda record: record.number)
+        self._files[place].write(0, b"".join(record.line for record in records))
+
+    def _in_force(self) -> list[Record]:
+        """Return the records in force that fit into a file: without the oldest events, if not all fit."""
+        records = [*self._latest.values()]
+        left = min(self._room - SPARE - _size(records), EVENT_BYTES)
+        for event in reversed(self._events):
+            left -= len(event.line)
+            if left < 0:
+                break
+            records.append(event)
+        return records
+
+    def _grow(self, needed: int) -> None:
+        """Allocate room for `needed` bytes of records in force, and for as many new bytes. Raises OSError if there is no room."""
+        wanted = max(self._room, _pages(needed + min(needed, MAX_GROWTH)))
+        if self._allocated and wanted == self._room:
+            return
+        if wanted > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"the state takes more than {MAX_BYTES} bytes")
+        supported = [file.allocate(wanted) for file in self._files]
+        self._room, self._allocated = wanted, all(supported)
+
+
+def _size(records: Iterable[Record]) -> int:
+    return sum(len(record.line) for record in records)
+
+
+def _pages(size: int) -> int:
+    """Round a size in bytes up to whole pages."""
+    return -(-size // PAGE) * PAGE
