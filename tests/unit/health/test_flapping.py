@@ -5,7 +5,7 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals.flapping import after_drop
-from tests.unit.health.ledgers import GUARDED, H200, HUNG, UNGUARDED, A, B, hear, ledger
+from tests.unit.health.ledgers import GUARDED, H200, HUNG, UNGUARDED, A, B, observe, ledger
 
 HOUR, DAY = 3_600.0, 86_400.0
 GOOD = Sample(temperature=40)
@@ -215,7 +215,7 @@ def test_a_slice_that_flaps_leaves_the_others_alone():
     one.watch(A, H200, {(1, 0): "MIG-1", (2, 0): "MIG-2"})
     now = 1_000.0
     for at in range(1, 4):
-        hear(
+        observe(
             one,
             XidEvent(46, 1, 0),
             Sample(counting=0, energy=at * 1_000),

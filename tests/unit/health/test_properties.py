@@ -20,7 +20,7 @@ from gpu_plugin.health.observation import (
 )
 from gpu_plugin.health.policy import HealthPolicy, XidList, XidPolicy
 from gpu_plugin.health.signals import SIGNALS
-from tests.unit.health.ledgers import GUARDED, LOST, UNGUARDED, A, B, hear, ledger
+from tests.unit.health.ledgers import GUARDED, LOST, UNGUARDED, A, B, observe, ledger
 
 BOUNDED = settings(max_examples=60, deadline=None)
 FATAL, OK = Verdict.FATAL, Verdict.OK
@@ -180,7 +180,7 @@ def test_recovery_takes_energy_that_went_back_and_three_good_looks_since(energie
     The second look confirms the reset with less energy than there was before it.
     """
     one = divided(FIRM)
-    hear(one, Sample(counting=0, energy=25), opening)
+    observe(one, Sample(counting=0, energy=25), opening)
     last, good, proven = 25, 0, False
     claimed: tuple[int, bool] | None = (
         None  # the energy before a reset that no look has confirmed yet, and what was proven
@@ -192,7 +192,7 @@ def test_recovery_takes_energy_that_went_back_and_three_good_looks_since(energie
             claimed = (last, proven) if energy < last / 2 else None
             good = 1 if claimed else good + 1
             proven, last = proven or claimed is not None, energy
-        hear(one, Sample(counting=0, energy=energy))
+        observe(one, Sample(counting=0, energy=energy))
         assert one.verdict(A) is (OK if proven and good >= CLEAN_SAMPLES else FATAL)
         if proven and good >= CLEAN_SAMPLES:
             break
