@@ -138,10 +138,7 @@ async def test_an_observer_that_fails_over_one_gpu_costs_no_other_its_looks(capl
 
 
 async def test_a_single_refusal_to_open_is_nobodys_fault():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         bench.node.refuse("open", Return.UNKNOWN, times=1)
         since = len(bench.seen)
         await bench.monitor.release(frozenset({bench.uuids[3]}))

@@ -13,7 +13,7 @@ from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.simulation.driver import SimulatedDriver
 
-from .monitored import FOREVER, LONG, Bench
+from .monitored import LONG, Bench
 
 PAIRS = 8 * 7 // 2
 WHOLE = {(18, True)}
@@ -105,10 +105,7 @@ async def test_a_gpu_that_falls_out_of_its_fabric_leaves_the_mesh_and_the_others
 
 @pytest.mark.parametrize("fabric", ["limited", "unhealthy"])
 async def test_how_sound_a_fabric_is_changes_no_link(fabric):
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         bench.node.change(3, fabric=fabric)
         await bench.until(lambda: bench.samples(3)[-1].fabric.summary in (2, 3))
         await bench.rounds(3)
@@ -117,10 +114,8 @@ async def test_how_sound_a_fabric_is_changes_no_link(fabric):
 
 
 async def test_a_link_to_a_switch_that_dies_is_one_less_to_every_other_gpu():
-    bench = Bench()
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
+        node = bench.nodes[0]
         bench.node.change(2, links_down=(5,))
         await bench.until(lambda: len(bench.nodes) == 2)
         await bench.rounds(2)
@@ -130,10 +125,7 @@ async def test_a_link_to_a_switch_that_dies_is_one_less_to_every_other_gpu():
 
 
 async def test_after_the_driver_was_opened_anew_they_are_read_once_more_when_the_gpus_speak():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         await bench.monitor.release(None)
         for gpu in range(8):
             bench.node.change(gpu, fabric="in-progress")
@@ -183,12 +175,9 @@ def test_what_a_gpu_said_before_it_was_described_anew_is_no_longer_known():
 
 
 async def test_a_lost_gpu_changes_nothing_for_the_others():
-    bench = Bench()
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.lose(7)
-        await bench.until(lambda: "lost" in bench.faults(7))
+    async with Bench().watching() as bench:
+        node = bench.nodes[0]
+        await bench.lose(7)
         bench.node.change(0, links_down=(0,))
         await bench.until(lambda: len(bench.nodes) == 2)
         await bench.rounds(2, range(7))
@@ -225,8 +214,7 @@ async def test_a_gpu_lost_while_it_is_read_for_the_first_time_is_read_once_it_is
     assert len(node.links) == 21
     assert node.link(bench.uuids[5], bench.uuids[1]) == Link()
     async with bench.running():
-        bench.node.lose(5)
-        await bench.until(lambda: "lost" in bench.faults(5))
+        await bench.lose(5)
         await bench.rounds(2)
         assert bench.driver.calls["common_ancestor"] == 21
         bench.node.change(5, lost=False)
@@ -242,8 +230,7 @@ async def test_gpus_that_were_out_of_reach_at_a_reading_are_read_when_they_answe
     await bench.monitor.open()
     three, six = bench.uuids[3], bench.uuids[6]
     async with bench.running():
-        bench.node.hang(6, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(6))
+        await bench.hang(6)
         bench.node.heal(3)
         await bench.until(lambda: len(bench.nodes) == 2)
         assert (three, six) not in bench.nodes[1].links
@@ -261,8 +248,7 @@ async def test_a_gpu_that_was_not_asked_stays_in_its_mesh(how):
     async with bench.running():
         await bench.rounds()
         if how == "hang":
-            bench.node.hang(3, FOREVER)
-            await bench.until(lambda: "hung" in bench.faults(3))
+            await bench.hang(3)
         else:
             await bench.monitor.release(frozenset({three}))
         bench.node.change(0, links_down=(0,))
@@ -284,9 +270,7 @@ async def test_a_reading_that_takes_its_time_is_followed_by_another_where_someth
 
         slow = False
 
-    bench = Bench("dgx1-v100", timeout=0.1, driver=Slow)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench("dgx1-v100", timeout=0.1, driver=Slow).watching(rounds=0) as bench:
         bench.driver.slow = True
         bench.node.change(0, links_down=(0,))
         await bench.until_turned(entered.is_set)
@@ -304,8 +288,7 @@ async def test_a_reading_that_takes_its_time_is_followed_by_another_where_someth
 async def test_what_is_refused_once_is_read_again_and_said_once(caplog):
     bench = Bench("dgx1-v100")
     bench.node.refuse("common_ancestor", Return.UNKNOWN, times=3)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(5)
     assert readings(bench) == 2
     (line,) = said(caplog)
@@ -316,8 +299,7 @@ async def test_what_is_refused_once_is_read_again_and_said_once(caplog):
 async def test_what_is_refused_for_ever_is_said_once_and_not_asked_on_and_on(caplog):
     bench = Bench("dgx1-v100")
     bench.node.refuse("common_ancestor", Return.UNKNOWN)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(REPEATS + 3)
         assert readings(bench) == 1 + REPEATS
         bench.node.change(0, links_down=(0,))
@@ -336,10 +318,8 @@ async def test_a_reading_that_fails_leaves_what_is_known(caplog):
                 raise RuntimeError("odd")
             return super().common_ancestor(one, other)
 
-    bench = Bench("dgx1-v100", driver=Odd)
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench("dgx1-v100", driver=Odd).watching() as bench:
+        node = bench.nodes[0]
         bench.driver.odd = True
         bench.node.change(0, links_down=(0,))
         await bench.until_turned(lambda: said(caplog) != [])

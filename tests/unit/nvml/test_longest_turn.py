@@ -184,9 +184,7 @@ async def test_what_befalls_all_gpus_is_told_whenever_it_did(befall, said, when)
 
 async def test_a_driver_that_is_unloaded_is_told_and_so_is_its_return(monkeypatch):
     monkeypatch.setattr(reopening, "REOPEN_AFTER", 2)
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench().watching(rounds=0) as bench:
         for gpu in ALL:
             bench.node.lose(gpu)
         bench.node.refuse("open", Return.DRIVER_NOT_LOADED, times=40)
@@ -197,9 +195,7 @@ async def test_a_driver_that_is_unloaded_is_told_and_so_is_its_return(monkeypatc
 
 
 async def test_gpus_that_are_released_are_no_trouble():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench().watching(rounds=0) as bench:
         await bench.monitor.release(None)
         await bench.turned(2)
         assert bench.monitor.trouble == ""
@@ -215,8 +211,6 @@ class OneGpu(SimulatedDriver):
 
 
 async def test_a_single_gpu_is_told_as_such():
-    bench = Bench(driver=OneGpu)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=OneGpu).watching(rounds=0) as bench:
         bench.node.lose(0)
         await bench.until_turned(lambda: bench.monitor.trouble == "the only GPU does not answer")

@@ -178,23 +178,19 @@ async def test_a_gpu_that_hangs_at_start_hides_no_other_and_joins_when_it_is_bac
 async def test_a_gpu_lost_at_start_joins_with_its_events_when_it_is_back():
     bench = Bench()
     bench.node.lose(3)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.until(lambda: (f"{PLACEHOLDER}3", "lost") in [(u, getattr(s, "fault", "")) for u, s in bench.seen])
         bench.node.heal(3)
         await bench.until(lambda: len(bench.nodes) == 2)
         assert [gpu.uuid for gpu in bench.nodes[1].gpus] == bench.uuids
         await bench.rounds()
-        assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
-        await bench.until(lambda: XidEvent(48) in bench.of(3))
+        await bench.xid(3, 48)
 
 
 async def test_a_remembered_gpu_is_reached_by_its_own_name_when_it_is_back():
     bench = Bench(remembered=remembered())
     bench.node.lose(3)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with bench.watching():
         bench.node.heal(3)
         await bench.until(lambda: len(bench.nodes) == 2)
         assert bench.unreadable() == {}
@@ -272,31 +268,22 @@ async def test_what_is_known_of_links_outlives_another_gpus_recovery():
 
 
 async def test_each_gpu_is_looked_at_again_and_again():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench().watching(rounds=0) as bench:
         await bench.rounds(3)
     assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
     assert all(sample.temperature is not None for sample in bench.samples(0))
 
 
 async def test_an_xid_is_its_own_gpus_alone():
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         looked = len(bench.samples(5))
-        assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(5))
+        await bench.xid(5, 79)
         await bench.until(lambda: len(bench.samples(5)) > looked)  # an event has every GPU looked at
     assert [(uuid, seen) for uuid, seen in bench.seen if isinstance(seen, XidEvent)] == [(bench.uuids[5], XidEvent(79))]
 
 
 async def test_events_of_another_kind_are_a_reason_to_look():
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         since = len(bench.seen)
         assert bench.node.post(2, EventType.GPU_UNAVAILABLE, 1) == 1
         await bench.until(lambda: bench.samples(2, since))
@@ -318,10 +305,7 @@ async def test_an_event_that_comes_during_a_round_brings_another_round():
 
 async def test_a_storm_of_events_is_no_storm_of_looks_and_none_at_other_gpus(monkeypatch):
     monkeypatch.setattr(schedule, "EVENT_GAP", NEVER)
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         looked = len(bench.samples(5))
         for _ in range(50):
             bench.node.post(5, EventType.XID_CRITICAL, 31)
@@ -336,8 +320,7 @@ async def test_which_counters_can_be_compared_is_told_by_steady_looks_as_by_full
     bench = Bench()
     for gpu in range(4):
         bench.node.change(gpu, persistence=False)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(questions.TURNS)
         before = [{sample.counting for sample in bench.samples(gpu)} for gpu in range(8)]
         await bench.monitor.release(None)
@@ -370,10 +353,7 @@ async def test_where_health_is_not_judged_gpus_are_asked_for_what_serving_them_t
 
 
 async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):
-    bench = Bench("h200", poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench("h200", poll=NEVER).watching() as bench:
         bench.monitor._reports.receive(Event(Handle(1), EventType.XID_CRITICAL, 79))
         await bench.rounds()
     assert not [seen for _, seen in bench.seen if isinstance(seen, XidEvent)]
@@ -381,14 +361,10 @@ async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):
 
 
 async def test_a_lost_gpu_is_lost_alone_and_clean_after_its_repair():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         bench.node.lose(2)
         await bench.until(lambda: bench.faults(2).count("lost") >= 3)
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.heal(2)
         since = await bench.rounds(2)
         assert set(bench.faults(2, since)) == {""}
         assert bench.driver.calls["handle_by_uuid"] >= 3
@@ -423,27 +399,18 @@ class Renumbering(SimulatedDriver):
 
 
 async def test_after_a_repair_the_new_handle_is_used_for_looks_and_events():
-    bench = Bench(driver=Renumbering)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.lose(2)
-        await bench.until(lambda: "lost" in bench.faults(2))
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+    async with Bench(driver=Renumbering).watching() as bench:
+        await bench.lose(2)
+        await bench.heal(2)
         since = await bench.rounds(2)
         assert set(bench.faults(2, since)) == {""}
         assert bench.driver.newest == {bench.driver.handle_by_index(2): 1}
         assert bench.driver.calls["register_events"] > 8
-        assert bench.node.post(2, EventType.XID_CRITICAL, 94) == 1
-        await bench.until(lambda: XidEvent(94) in bench.of(2))
+        await bench.xid(2, 94)
 
 
 async def test_a_hung_gpu_holds_no_other_and_comes_back():
-    bench = Bench(timeout=0.5)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.5).watching() as bench:
         bench.node.hang(2, FOREVER)
         began = anyio.current_time()
         since = await bench.rounds(3, gpus_but(2))
@@ -454,24 +421,19 @@ async def test_a_hung_gpu_holds_no_other_and_comes_back():
         assert bench.faults(2)[-1] == "hung"
         detail = bench.samples(2)[-1].detail
         assert detail.startswith("the driver has not answered for ")
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.heal(2)
         since = await bench.rounds(2)
         assert set(bench.faults(2, since)) == {""}
     assert all(set(bench.faults(gpu)) == {""} for gpu in gpus_but(2))
 
 
 async def test_a_hung_gpu_takes_one_thread_however_long_it_hangs():
-    bench = Bench(timeout=0.1)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.1).watching() as bench:
         bench.node.hang(2, FOREVER)
         await bench.until(lambda: bench.faults(2).count("hung") >= 5)
         calls = [thread for thread in driver_threads() if thread.name == "nvml-calls"]
         assert len(calls) <= 2
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.heal(2)
 
 
 async def test_a_refusal_that_is_no_loss_is_an_error_until_it_is_over():
@@ -499,10 +461,7 @@ async def test_an_odd_exception_of_a_look_is_an_error():
 
 async def test_a_failed_wait_is_a_reason_to_look(monkeypatch):
     monkeypatch.setattr(events, "WAIT_MS", 5)
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         bench.node.refuse("wait", Return.UNKNOWN, times=1)
         await bench.rounds()
     assert bench.driver.calls["wait"] >= 1
@@ -512,13 +471,10 @@ async def test_a_failed_wait_is_a_reason_to_look(monkeypatch):
 async def test_without_events_the_looks_go_on(code, caplog):
     bench = Bench()
     bench.node.refuse("event_set", code)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2)
-        bench.node.lose(1)
-        await bench.until(lambda: "lost" in bench.faults(1))
-        bench.node.heal(1)
-        await bench.until(lambda: bench.faults(1)[-1] == "")
+        await bench.lose(1)
+        await bench.heal(1)
     assert bench.driver.calls["wait"] == 0
     assert caplog.text.count("the driver reports no events, health relies on polling") == 1
 
@@ -541,15 +497,13 @@ async def test_a_driver_that_hangs_over_its_event_set_is_asked_once_and_its_late
     monkeypatch.setattr(subscription, "PATIENCE", 0.05)
     bench = Bench(driver=LateEventSet)
     with anyio.fail_after(LONG / 2):
-        await bench.monitor.open()
-        async with bench.running():
+        async with bench.watching(rounds=0):
             await bench.rounds(4)
             assert bench.driver.asked == 1
             assert len(driver_threads()) <= 2
             bench.driver.free.set()
             await bench.until_turned(lambda: bench.driver.calls["wait"])
-            assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
-            await bench.until(lambda: XidEvent(79) in bench.of(5))
+            await bench.xid(5, 79)
     assert bench.driver.asked == 1
     assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
     assert caplog.text.count("the driver reports no events, health relies on polling: no answer for 0.05 s") == 1
@@ -557,10 +511,7 @@ async def test_a_driver_that_hangs_over_its_event_set_is_asked_once_and_its_late
 
 async def test_an_event_set_of_a_driver_that_was_closed_is_not_used_for_the_next_one(monkeypatch):
     monkeypatch.setattr(subscription, "PATIENCE", 0.05)
-    bench = Bench(poll=NEVER, driver=LateEventSet)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER, driver=LateEventSet).watching() as bench:
         assert bench.monitor._calls._out
         bench.driver.free.set()
         with anyio.fail_after(LONG):
@@ -569,8 +520,7 @@ async def test_an_event_set_of_a_driver_that_was_closed_is_not_used_for_the_next
         await bench.monitor.release(None)
         await bench.monitor.resume(None)
         await bench.until_turned(lambda: bench.driver.calls["wait"])
-        assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(5))
+        await bench.xid(5, 79)
     assert bench.driver.asked >= 2  # again where the driver could be closed only at the second try
 
 
@@ -595,10 +545,7 @@ class LateBoth(LateEventSet):
 
 async def test_a_gpu_in_the_middle_of_a_look_is_asked_for_its_events_after_it(monkeypatch):
     monkeypatch.setattr(subscription, "PATIENCE", 0.05)
-    bench = Bench(timeout=0.1, driver=LateBoth)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.1, driver=LateBoth).watching() as bench:
         bench.driver.looks.clear()
         await bench.until(lambda: "hung" in bench.faults(2))
         bench.driver.free.set()
@@ -612,12 +559,8 @@ async def test_a_gpu_in_the_middle_of_a_look_is_asked_for_its_events_after_it(mo
 
 async def test_a_gpu_that_has_another_index_is_said(caplog):
     caplog.set_level("INFO")
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.vanish(5)
-        await bench.until(lambda: "vanished" in bench.faults(5))
+    async with Bench().watching() as bench:
+        await bench.vanish(5)
         await bench.monitor.release(None)
         await bench.monitor.resume(None)
     said = [record.getMessage() for record in caplog.records if "has index" in record.getMessage()]
@@ -626,10 +569,7 @@ async def test_a_gpu_that_has_another_index_is_said(caplog):
 
 @pytest.mark.parametrize("resumed", [None, (4, 5)])
 async def test_a_known_gpu_that_hangs_as_the_driver_is_opened_anew_is_named(caplog, resumed):
-    bench = Bench(timeout=0.2)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.2).watching() as bench:
         await bench.monitor.release(None)
         bench.node.hang(4, FOREVER)
         await bench.monitor.resume(resumed and frozenset(bench.uuids[gpu] for gpu in resumed))
@@ -642,12 +582,10 @@ async def test_a_known_gpu_that_hangs_as_the_driver_is_opened_anew_is_named(capl
 async def test_one_gpu_without_events_is_said_once_and_the_others_have_theirs(caplog):
     bench = Bench()
     bench.node.refuse("register_events", Return.NOT_SUPPORTED, gpu=4)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(3)
         assert bench.node.post(4, EventType.XID_CRITICAL, 79) == 0
-        assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(5))
+        await bench.xid(5, 79)
     assert caplog.text.count("its events are not received") == 1
     assert f"GPU {bench.uuids[4]}" in caplog.text
     assert "too old" in caplog.text
@@ -671,15 +609,12 @@ class LateRegistering(SimulatedDriver):
 
 async def test_a_gpu_that_hangs_while_its_events_are_asked_for_has_them_afterwards(monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
-    bench = Bench(driver=LateRegistering)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=LateRegistering).watching(rounds=0) as bench:
         await bench.rounds(2, gpus_but(2))
         assert bench.of(2) == []
         bench.driver.free.set()
         await bench.rounds(2)
-        assert bench.node.post(2, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(2))
+        await bench.xid(2, 79)
     assert bench.driver.calls["register_events"] == 8
 
 
@@ -687,8 +622,7 @@ async def test_a_late_refusal_of_events_is_said(monkeypatch, caplog):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
     bench = Bench(driver=LateRegistering)
     bench.driver.refused = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceRegisterEvents")
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(1, gpus_but(2))
         assert "no event of it" not in caplog.text
         bench.driver.free.set()
@@ -697,16 +631,13 @@ async def test_a_late_refusal_of_events_is_said(monkeypatch, caplog):
 
 
 async def test_a_run_begun_again_has_the_events_of_meanwhile_and_those_that_follow():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
+        pass
     assert await gone(driver_threads())
     assert bench.node.post(1, EventType.XID_CRITICAL, 48) == 1
     async with bench.running():
         await bench.until(lambda: XidEvent(48) in bench.of(1))
-        assert bench.node.post(1, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(1))
+        await bench.xid(1, 79)
     assert [seen for _, seen in bench.seen if isinstance(seen, XidEvent)] == [XidEvent(48), XidEvent(79)]
 
 
@@ -719,29 +650,21 @@ async def test_an_event_between_open_and_run_is_not_lost():
             bench.node.post(6, EventType.XID_CRITICAL, 79)
 
     bench.meddle = looked_at_first
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.until(lambda: XidEvent(79) in bench.of(6))
     assert [uuid for uuid, seen in bench.seen if isinstance(seen, XidEvent)] == [bench.uuids[6]]
 
 
 async def test_after_the_end_no_thread_is_left():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching():
         assert {thread.name for thread in driver_threads()} == {"nvml-calls", "nvml-events"}
         assert all(thread.daemon for thread in driver_threads())
     assert await gone(driver_threads())
 
 
 async def test_a_hung_gpu_does_not_hold_the_end():
-    bench = Bench(timeout=0.1)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(2, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(2))
+    async with Bench(timeout=0.1).watching() as bench:
+        await bench.hang(2)
     hung = [thread for thread in driver_threads() if thread.name == "nvml-calls"]
     assert hung
     bench.node.heal(2)

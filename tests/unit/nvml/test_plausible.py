@@ -126,8 +126,7 @@ async def test_a_monitor_passes_on_nothing_implausible_and_looks_again_soon(monk
     monkeypatch.setattr(
         bench.driver, "uncorrected_ecc_errors", lambda handle: next(counts_of.setdefault(handle, counts()))
     )
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         bench.monitor.look_now()
         await bench.until(lambda: len(bench.samples(2)) >= 2)  # the last one without waiting for the next turn
     uuid = bench.uuids[2]

@@ -133,7 +133,7 @@ def answering(monkeypatch, machine, values):
 
 def test_limits_relative_to_the_t_limit_are_fields_of_their_own(monkeypatch):
     constants = ("SHUTDOWN", "SLOWDOWN", "MEM_MAX", "GPU_MAX")
-    there = header.told()["constants"]
+    there = header.record()["constants"]
     numbers = tuple(there[f"NVML_FI_DEV_TEMPERATURE_{constant}_TLIMIT"] for constant in constants)
     assert numbers == MARGIN_FIELDS
     machine = Machine("t4-4")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.health.observation import Fault, Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml import monitor, reopening, subscription
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.roster import Released, ReleaseError
@@ -76,10 +76,8 @@ async def gone(threads):
 
 
 async def test_all_gpus_released_leave_the_driver_closed_and_unasked():
-    bench = Bench(driver=Recording)
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Recording).watching() as bench:
+        node = bench.nodes[0]
         await bench.monitor.release(None)
         assert bench.driver._opened == 0
         since, calls = len(bench.seen), len(bench.driver.record)
@@ -91,16 +89,13 @@ async def test_all_gpus_released_leave_the_driver_closed_and_unasked():
         await bench.monitor.resume(None)
         assert bench.driver._opened == 1
         assert all(bench.samples(gpu, since) for gpu in ALL)
-        assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(3))
+        await bench.xid(3, 79)
         assert bench.monitor.node == node
     assert {sample.fault for gpu in ALL for sample in bench.samples(gpu)} == {""}
 
 
 async def test_releasing_and_resuming_twice_is_releasing_and_resuming():
-    bench = Bench(driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=Recording).watching(rounds=0) as bench:
         for _ in range(2):
             await bench.monitor.release(None)
         calls = len(bench.driver.record)
@@ -113,9 +108,7 @@ async def test_releasing_and_resuming_twice_is_releasing_and_resuming():
 
 
 async def test_all_gpus_released_one_by_one_leave_the_driver_closed():
-    bench = Bench(driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=Recording).watching(rounds=0) as bench:
         for gpu in ALL:
             await bench.monitor.release(of(bench, gpu))
         assert bench.driver._opened == 0
@@ -127,9 +120,7 @@ async def test_all_gpus_released_one_by_one_leave_the_driver_closed():
 
 
 async def test_one_of_all_released_gpus_is_resumed_alone():
-    bench = Bench(driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=Recording).watching(rounds=0) as bench:
         await bench.monitor.release(None)
         calls = len(bench.driver.record)
         await bench.monitor.resume(of(bench, 2))
@@ -143,21 +134,16 @@ async def test_one_of_all_released_gpus_is_resumed_alone():
 
 
 async def test_a_released_gpu_is_touched_by_nobody_and_the_others_are_watched():
-    bench = Bench(driver=Recording)
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Recording).watching() as bench:
+        node = bench.nodes[0]
         await bench.monitor.release(of(bench, 3))
         calls = len(bench.driver.record)
         assert bench.driver._opened == 1
         since = await bench.rounds(3, but(3))
-        bench.node.lose(5)
-        await bench.until(lambda: "lost" in bench.faults(5))
-        bench.node.heal(5)
-        await bench.until(lambda: bench.faults(5)[-1] == "")
+        await bench.lose(5)
+        await bench.heal(5)
         assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 0
-        assert bench.node.post(4, EventType.XID_CRITICAL, 48) == 1
-        await bench.until(lambda: XidEvent(48) in bench.of(4))
+        await bench.xid(4, 48)
         assert bench.of(3, since) == []
         opening = next(at for at, (call, _) in enumerate(bench.driver.record) if call == "close")
         assert 3 not in bench.driver.touched(opening)
@@ -173,10 +159,7 @@ async def test_a_released_gpu_is_touched_by_nobody_and_the_others_are_watched():
 
 
 async def test_a_released_gpu_may_vanish_and_come_back_without_anyone_minding():
-    bench = Bench(driver=Recording, retention=0.0)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Recording, retention=0.0).watching() as bench:
         await bench.monitor.release(of(bench, 3))
         since, calls = len(bench.seen), len(bench.driver.record)
         bench.node.vanish(3)
@@ -194,8 +177,7 @@ async def test_a_released_gpu_may_vanish_and_come_back_without_anyone_minding():
 async def test_a_gpu_plugged_in_while_another_is_released_is_found_once_that_is_resumed():
     bench = Bench(driver=Recording)
     bench.node.vanish(6)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.monitor.release(of(bench, 3))
         bench.node.bring_back(6)
         await bench.rounds(10, but(3, 6))
@@ -228,12 +210,8 @@ async def test_another_card_in_the_place_of_one_is_not_taken_for_it():
 
 
 async def test_a_call_that_hangs_keeps_its_gpu_and_is_named_and_the_rest_follows_by_itself(hasty):
-    bench = Bench(timeout=0.1, driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(3, FOREVER)
-        await bench.until(lambda: bench.hangs(3))
+    async with Bench(timeout=0.1, driver=Recording).watching() as bench:
+        await bench.hang(3, looks=3)
         began = anyio.current_time()
         with pytest.raises(
             ReleaseError, match=rf"not closed yet.*a call to it has not returned, about GPU {bench.uuids[3]}"
@@ -251,12 +229,8 @@ async def test_a_call_that_hangs_keeps_its_gpu_and_is_named_and_the_rest_follows
 
 @pytest.mark.parametrize("which", [None, frozenset({remembered()[5].uuid})])
 async def test_a_call_that_hangs_on_another_gpu_keeps_all_from_being_released(hasty, which):
-    bench = Bench(timeout=0.1)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(3, FOREVER)
-        await bench.until(lambda: bench.hangs(3))
+    async with Bench(timeout=0.1).watching() as bench:
+        await bench.hang(3, looks=3)
         with pytest.raises(ReleaseError, match=bench.uuids[3]):
             await bench.monitor.release(which)
         bench.node.heal(3)
@@ -268,18 +242,13 @@ async def test_a_call_that_hangs_for_minutes_takes_a_restart_where_the_driver_is
     hasty, monkeypatch, caplog, wanted
 ):
     monkeypatch.setattr(reopening, "RESTART_AFTER", 1e9)
-    bench = Bench(timeout=0.1)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(3, FOREVER)
-        await bench.until(lambda: bench.hangs(3))
+    async with Bench(timeout=0.1).watching() as bench:
+        await bench.hang(3, looks=3)
         if wanted == "release":
             with pytest.raises(ReleaseError):
                 await bench.monitor.release(of(bench, 5))
         else:
-            bench.node.vanish(5)
-            await bench.until(lambda: "vanished" in bench.faults(5))
+            await bench.vanish(5)
             bench.node.bring_back(5)
         await bench.until(lambda: "the driver cannot be reopened now" in caplog.text)
         await bench.rounds(2, [0, 1, 2])
@@ -325,10 +294,7 @@ class Holding(SimulatedDriver):
     ("call", "said"), [("close", "it does not close"), ("wait", "the wait for its events has not returned")]
 )
 async def test_a_driver_that_holds_on_is_waited_for_by_nobody(hasty, call, said):
-    bench = Bench(timeout=0.1, driver=Holding)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.1, driver=Holding).watching() as bench:
         bench.driver.held = call
         if call == "wait":
             await anyio.to_thread.run_sync(bench.driver.inside.wait, LONG)
@@ -349,8 +315,7 @@ async def test_the_end_does_not_wait_for_a_release_that_hangs():
     async with anyio.create_task_group() as group:
         group.start_soon(bench.monitor.run)
         await bench.rounds()
-        bench.node.hang(2, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(2))
+        await bench.hang(2)
         group.start_soon(bench.monitor.release, None)
         await bench.turned(2)
         began = anyio.current_time()
@@ -361,10 +326,7 @@ async def test_the_end_does_not_wait_for_a_release_that_hangs():
 
 
 async def test_a_driver_that_cannot_be_opened_after_a_release_is_tried_again():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         await bench.monitor.release(None)
         bench.node.refuse("open", Return.LIB_RM_VERSION_MISMATCH, times=8)
         since = len(bench.seen)
@@ -377,10 +339,7 @@ async def test_a_driver_that_cannot_be_opened_after_a_release_is_tried_again():
 
 
 async def test_a_driver_that_hangs_when_it_is_opened_again_holds_nothing_else():
-    bench = Bench(timeout=0.1, driver=Holding)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.1, driver=Holding).watching() as bench:
         await bench.monitor.release(None)
         bench.driver.held = "open"
         since = len(bench.seen)
@@ -392,10 +351,7 @@ async def test_a_driver_that_hangs_when_it_is_opened_again_holds_nothing_else():
 
 
 async def test_a_driver_that_opens_late_is_closed_again_where_all_is_released_by_then(hasty):
-    bench = Bench(timeout=0.1, driver=Holding)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.1, driver=Holding).watching() as bench:
         await bench.monitor.release(None)
         bench.driver.held = "open"
         await bench.monitor.resume(None)
@@ -461,8 +417,7 @@ async def test_a_driver_left_open_by_a_start_that_failed_is_closed_where_all_is_
     bench.driver.free.set()
     with pytest.raises(ReleaseError):
         await bench.monitor.release(None)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.until_turned(lambda: bench.driver._opened == 0)
         await bench.monitor.release(None)
     assert bench.driver.calls["close"] == 1
@@ -470,9 +425,7 @@ async def test_a_driver_left_open_by_a_start_that_failed_is_closed_where_all_is_
 
 async def test_what_is_done_to_the_driver_is_said_in_words_that_are_so(caplog):
     caplog.set_level("INFO")
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench().watching(rounds=0) as bench:
         await bench.monitor.release(of(bench, 3))
         await bench.monitor.release(None)
         await bench.monitor.resume(None)
@@ -489,9 +442,7 @@ async def test_what_is_done_to_the_driver_is_said_in_words_that_are_so(caplog):
 
 @pytest.mark.parametrize("which", [None, frozenset({remembered()[3].uuid})])
 async def test_a_boot_ends_what_was_released(which):
-    bench = Bench(driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=Recording).watching(rounds=0) as bench:
         await bench.monitor.release(which)
         bench.node.reboot()
         await bench.rounds(2)
@@ -535,9 +486,9 @@ async def test_all_gpus_released_at_the_start_leave_the_driver_alone():
 
 async def test_every_gpu_released_by_name_at_the_start_leaves_the_driver_alone():
     known = remembered()
-    bench = Bench(driver=Recording, remembered=known, released=frozenset(gpu.uuid for gpu in known))
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=Recording, remembered=known, released=frozenset(gpu.uuid for gpu in known)).watching(
+        rounds=0
+    ) as bench:
         await bench.turned(3)
         assert bench.driver.record == []
         await bench.monitor.resume(of(bench, 0))
@@ -555,8 +506,7 @@ async def test_some_gpus_released_at_the_start_are_not_touched():
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     async with bench.running():
         await bench.rounds(2, but(2, 3, 6))
-        bench.node.heal(6)
-        await bench.until(lambda: bench.faults(6)[-1:] == [""])
+        await bench.heal(6)
         assert not bench.driver.touched() & {2, 3}
         assert not bench.driver.asked() & {"handle_by_index", "handle_by_uuid"}
         assert bench.of(2) == bench.of(3) == []
@@ -574,8 +524,7 @@ async def test_a_gpu_that_hangs_at_the_start_beside_released_ones_hides_no_other
     async with bench.running():
         await bench.until(lambda: "hung" in bench.faults(4))
         await bench.rounds(2, but(1, 4))
-        bench.node.heal(4)
-        await bench.until(lambda: bench.faults(4)[-1] == "")
+        await bench.heal(4)
     assert bench.unreadable().keys() == of(bench, 1)
 
 

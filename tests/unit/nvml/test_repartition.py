@@ -10,7 +10,7 @@ from gpu_plugin.nvml import monitor, questions
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import faults
 
-from .monitored import FOREVER, NEVER, Bench
+from .monitored import NEVER, Bench
 
 MIXED = "a100-mig-mixed"
 SEVEN, HALVES = 4, 5
@@ -45,10 +45,7 @@ async def test_open_finds_every_slice_with_its_capabilities():
 
 
 async def test_an_event_of_it_is_asked_for_and_noticed_within_one_look():
-    bench = Bench(MIXED, poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED, poll=NEVER).watching() as bench:
         recut(bench, HALVES, "1g.5gb,2g.10gb")
         await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["2g.10gb", "1g.5gb"])
         node = bench.nodes[-1]
@@ -64,10 +61,7 @@ async def test_an_event_of_it_is_asked_for_and_noticed_within_one_look():
 
 async def test_after_a_change_the_gpus_are_looked_at_again_soon(monkeypatch):
     monkeypatch.setattr(monitor, "CONFIRM", 0.01)
-    bench = Bench(MIXED, poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED, poll=NEVER).watching() as bench:
         recut(bench, HALVES, "7g.40gb")
         await bench.until(lambda: len(bench.samples(HALVES)) >= 3)
     assert len(bench.samples(HALVES)) == 3, "and then no more"
@@ -76,9 +70,7 @@ async def test_after_a_change_the_gpus_are_looked_at_again_soon(monkeypatch):
 async def test_without_events_the_poll_notices_it():
     bench = Bench(MIXED)
     bench.node.refuse("register_events", Return.NOT_SUPPORTED)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with bench.watching():
         assert bench.node.post(HALVES, EventType.MIG_CONFIG_CHANGE, 0) == 0
         recut(bench, HALVES, "4g.20gb")
         await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["4g.20gb"])
@@ -120,10 +112,8 @@ async def test_a_host_that_cannot_be_asked_leaves_what_was_known(monkeypatch):
 
 
 async def test_mig_mode_off_and_on_again():
-    bench = Bench(MIXED)
-    whole = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED).watching() as bench:
+        whole = bench.nodes[0]
         recut(bench, HALVES, "none")
         await bench.until(lambda: not bench.nodes[-1].gpus[HALVES].mig_enabled)
         assert bench.nodes[-1].gpus[HALVES] == replace(whole.gpus[HALVES], mig_enabled=False, mig_devices=())
@@ -158,10 +148,8 @@ async def test_a_mode_that_waits_for_a_reset_is_followed_and_withdrawn(caplog):
 
 
 async def test_mig_mode_without_slices_is_no_fault():
-    bench = Bench(MIXED)
-    whole = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED).watching() as bench:
+        whole = bench.nodes[0]
         recut(bench, HALVES, "empty")
         await bench.until(lambda: not bench.nodes[-1].gpus[HALVES].mig_devices)
         await bench.rounds(3)
@@ -171,10 +159,7 @@ async def test_mig_mode_without_slices_is_no_fault():
 
 
 async def test_a_partition_that_flaps_is_followed_to_its_last_state():
-    bench = Bench(MIXED)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED).watching() as bench:
         for turn in range(40):
             recut(bench, HALVES, ("1g.5gb", "none", "3g.20gb,3g.20gb", "empty", "1c.3g.20gb")[turn % 5])
             if not turn % 7:
@@ -245,10 +230,7 @@ async def test_a_slice_that_stays_unreadable_counts_as_gone_and_the_others_stay(
 @pytest.mark.parametrize("call", ["mig_mode", "max_mig_devices"])
 @pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
 async def test_a_driver_that_does_not_say_how_a_gpu_is_cut_changes_nothing(call, code, caplog):
-    bench = Bench(MIXED)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED).watching() as bench:
         bench.node.refuse(call, code, gpu=SEVEN, times=3)
         for _ in range(4):
             bench.monitor.look_now()
@@ -260,12 +242,9 @@ async def test_a_driver_that_does_not_say_how_a_gpu_is_cut_changes_nothing(call,
 
 
 async def test_a_lost_gpu_stays_cut_as_it_was_and_is_read_again_after_its_repair():
-    bench = Bench(MIXED)
-    whole = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.lose(HALVES)
-        await bench.until(lambda: "lost" in bench.faults(HALVES))
+    async with Bench(MIXED).watching() as bench:
+        whole = bench.nodes[0]
+        await bench.lose(HALVES)
         recut(bench, HALVES, "2g.10gb")
         await bench.rounds(2)
         assert bench.nodes[-1].gpus == whole.gpus
@@ -276,12 +255,8 @@ async def test_a_lost_gpu_stays_cut_as_it_was_and_is_read_again_after_its_repair
 
 
 async def test_a_hung_gpu_holds_no_other_that_is_cut_anew():
-    bench = Bench(MIXED, timeout=0.3)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(HALVES, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(HALVES))
+    async with Bench(MIXED, timeout=0.3).watching() as bench:
+        await bench.hang(HALVES)
         recut(bench, SEVEN, "7g.40gb")
         recut(bench, HALVES, "4g.20gb")
         await bench.until(lambda: profiles(bench.nodes[-1], SEVEN) == ["7g.40gb"])
@@ -304,9 +279,7 @@ async def test_a_gpu_lost_at_the_start_joins_with_its_slices():
 
 
 async def test_parts_without_mig_are_asked_once():
-    bench = Bench("l40s-pcie-8")
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench("l40s-pcie-8").watching(rounds=0) as bench:
         await bench.rounds(4)
     assert bench.driver.calls["mig_mode"] == 8 + 8, "by the probe, and by the first look"
     assert bench.driver.calls["max_mig_devices"] == 0
@@ -315,8 +288,7 @@ async def test_parts_without_mig_are_asked_once():
 async def test_outside_mig_mode_looks_ask_for_the_mode_alone_each_in_its_turn(monkeypatch):
     bench = Bench("hgx-h100")
     monkeypatch.setattr(bench.monitor.host, "mig_minors", lambda: pytest.fail("asked"))
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2 * questions.TURNS)
     assert bench.driver.calls["mig_mode"] >= 8 * 4, "by the probe, by the first look, and by one in six since"
     assert bench.driver.calls["max_mig_devices"] == bench.driver.calls["mig_handle"] == 0
@@ -333,9 +305,7 @@ async def test_slices_that_stay_are_not_described_again():
 
 
 async def test_a_gpu_that_is_cut_anew_without_an_event_is_seen_within_six_rounds():
-    bench = Bench("h100-mig-single", poll=0.01)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench("h100-mig-single", poll=0.01).watching(rounds=0) as bench:
         await bench.rounds(1)
         bench.driver.wait = lambda *_: (_ for _ in ()).throw(NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2"))
         since = len(bench.seen)

@@ -125,10 +125,7 @@ async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypat
                 assert free.wait(LONG)
             return super().uuid(handle)
 
-    bench = Bench(driver=Hanging)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Hanging).watching() as bench:
         bench.monitor._reports.receive(Event(STRANGE, XID, 79))
         await bench.until_turned(lambda: "is kept until the driver reports which GPU it is" in caplog.text)
         await bench.rounds(2)
@@ -166,8 +163,7 @@ async def test_a_driver_that_does_not_say_whose_an_event_is_is_asked_once_and_it
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.02)
     bench = Bench(driver=Silent)
     bench.driver.strangers = {STRANGE: bench.uuids[5]}
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         for xid in (13, 31, 43):
             bench.monitor._reports.receive(Event(STRANGE, XID, xid))
             await bench.until_turned(lambda: bench.driver.out)
@@ -184,8 +180,7 @@ async def test_many_unknown_handles_at_once_are_asked_about_a_few_at_a_time(monk
     bench = Bench(driver=Silent)
     handles = [Handle(STRANGE + number) for number in range(3 * reports.MAX_HANDLE_LOOKUPS)]
     bench.driver.strangers = dict.fromkeys(handles, bench.uuids[2])
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         for handle in handles:
             bench.monitor._reports.receive(Event(handle, XID, 48))
         await bench.until_turned(lambda: len(bench.driver.out) == reports.MAX_HANDLE_LOOKUPS)
@@ -231,9 +226,7 @@ async def test_events_of_unknown_handles_are_kept_up_to_a_number(monkeypatch):
 
 
 async def test_every_gpu_is_told_that_nothing_is_heard_and_that_it_is_again():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench().watching(rounds=0) as bench:
         await bench.until(lambda: bench.driver.calls["wait"])
         bench.node.refuse("wait", Return.UNKNOWN, times=3)
         await bench.until(lambda: EventDelivery() in bench.of(7) and len(told(bench)) == 16)
@@ -259,9 +252,7 @@ class Stuck(SimulatedDriver):
 async def test_a_wait_that_does_not_come_back_makes_deaf_too():
     bench = Bench(timeout=0.1, driver=Stuck)
     bench.driver.free = threading.Event()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with bench.watching():
         bench.driver.holding = True
         await bench.until(lambda: any(isinstance(seen, EventDelivery) and seen.trouble for _, seen in told(bench)))
         bench.driver.holding = False

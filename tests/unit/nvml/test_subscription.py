@@ -83,16 +83,11 @@ async def heard(bench, gpu, xid=95):
 
 
 async def test_a_lost_gpu_makes_no_other_deaf_and_is_heard_again_once_it_answers():
-    bench = Bench(driver=ByTheHeader)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.lose(2)
-        await bench.until(lambda: "lost" in bench.faults(2))
+    async with Bench(driver=ByTheHeader).watching() as bench:
+        await bench.lose(2)
         await bench.until_turned(lambda: bench.driver.calls["event_set"] >= 2)
         await heard(bench, 5)
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.heal(2)
         await bench.until_turned(lambda: any(len(each) == 8 for each in bench.driver.members.values()))
         await heard(bench, 2)
         assert len(bench.driver.members) == 1, "what is replaced is freed"
@@ -147,9 +142,7 @@ async def test_a_set_that_a_registration_undid_is_rebuilt_without_that_gpu(code)
     bench.driver.open()
     bench.driver.refusing[bench.driver.handle_by_index(3)] = code
     bench.driver.close()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with bench.watching():
         assert not bench.driver.undefined
         for gpu in (0, 2, 4, 7):
             await heard(bench, gpu)
@@ -167,8 +160,7 @@ async def test_a_set_that_a_registration_undid_is_rebuilt_without_that_gpu(code)
 async def test_a_question_for_the_types_that_is_refused_once_costs_a_gpu_no_event():
     bench = Bench()
     bench.node.refuse("supported_event_types", Return.UNKNOWN, gpu=6, times=2)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.until_turned(lambda: bench.driver.calls["register_events"] == 8)
         await heard(bench, 6, 79)
 
@@ -180,10 +172,7 @@ async def test_where_one_type_too_many_is_wanted_xids_are_heard_all_the_same(cap
                 raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceRegisterEvents")
             super().register_events(handle, mask, events)
 
-    bench = Bench(driver=Choosy)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Choosy).watching() as bench:
         await heard(bench, 1, 79)
     assert "too old" not in caplog.text
     assert not any(any(deliveries(bench, gpu)) for gpu in range(8))
@@ -193,8 +182,7 @@ async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_aske
     bench = Bench()
     bench.node.refuse("register_events", Return.NOT_SUPPORTED, gpu=4)
     bench.node.refuse("supported_event_types", Return.GPU_IS_LOST, gpu=5)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2)
     told = [
         (uuid, seen.trouble)
@@ -227,8 +215,7 @@ async def test_the_first_report_says_also_that_nothing_is_wrong_once_the_gpus_he
 async def test_nothing_is_reported_of_a_gpu_that_is_missing_until_it_returns():
     bench = Bench(remembered=remembered())
     bench.node.vanish(2)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2, [0, 7])
         assert bench.uuids[2] not in bench.event_deliveries
         bench.node.bring_back(2)
@@ -263,8 +250,7 @@ async def test_a_set_under_a_registration_that_hangs_is_left_behind_and_freed_af
     bench.driver.held, bad = bench.driver.handle_by_index(1), bench.driver.handle_by_index(3)
     bench.driver.refusing[bad] = Return.UNKNOWN
     bench.driver.close()
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2, [0, 2, 3])
         assert bench.driver.inside <= bench.driver.members.keys(), "the one that it hangs in is not freed"
         for gpu in (0, 7):
@@ -279,10 +265,7 @@ async def test_a_set_under_a_registration_that_hangs_is_left_behind_and_freed_af
 
 
 async def test_after_a_set_was_made_anew_every_gpu_is_looked_at_since_events_of_meanwhile_were_not_heard():
-    bench = Bench(driver=ByTheHeader, poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=ByTheHeader, poll=NEVER).watching() as bench:
         since = len(bench.seen)
         bench.node.lose(2)
         await bench.until_turned(lambda: bench.driver.calls["event_set"] >= 2)

@@ -50,10 +50,7 @@ def broken(bench, call, times, error):
 async def test_whatever_a_call_raises_once_or_for_long_looks_go_on(monkeypatch, call):
     monkeypatch.setattr(monitor, "CONFIRM", 0.0)
     monkeypatch.setattr(session, "PATIENCE", 0.0)
-    bench = Bench(driver=Raising, poll=0.001)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Raising, poll=0.001).watching() as bench:
         for times, error in ((1, OSError(5, "Input/output error")), (10_000, ValueError("what?"))):
             broken(bench, call, times, error)
             bench.node.lose(2)  # for the sake of new handles
@@ -113,10 +110,7 @@ class Slow(SimulatedDriver):
 
 async def test_an_opening_slower_than_the_timeout_is_nobodys_fault_while_it_is_under_way(monkeypatch):
     monkeypatch.setattr(monitor, "CONFIRM", 0.0)
-    bench = Bench(driver=Slow, timeout=LONG)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Slow, timeout=LONG).watching() as bench:
         bench.monitor.timeout = 1.0
         monkeypatch.setattr(session, "PATIENCE", LONG)
         bench.driver.gate.free.clear()
@@ -212,9 +206,7 @@ async def test_the_host_and_the_links_are_asked_once_though_whoever_asked_was_ca
 
 
 async def test_another_poll_interval_and_whether_health_is_judged_are_obeyed_at_once():
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(poll=NEVER).watching(rounds=0) as bench:
         await bench.rounds(1)
         await bench.until_turned(lambda: bench.monitor._over is not None) if bench.monitor._over is None else None
         due = bench.monitor.turn_due
@@ -237,8 +229,7 @@ async def test_a_gpu_without_a_temperature_is_still_asked_something_where_health
     for call in lacking:
         bench.node.refuse(call, Return.NOT_SUPPORTED, gpu=3)
     bench.node.refuse("mig_mode", Return.NOT_SUPPORTED, gpu=3)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2) if bench.seen else await bench.rounds(1)
         bench.node.lose(3)
         bench.monitor.look_now()

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.health.observation import XidEvent
 from gpu_plugin.nvml import monitor
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
@@ -33,12 +32,8 @@ def opened(bench):
 
 
 async def test_a_gpu_that_the_driver_is_unbound_from_has_vanished_and_is_not_asked_any_more():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.vanish(3)
-        await bench.until(lambda: "vanished" in bench.faults(3))
+    async with Bench().watching() as bench:
+        await bench.vanish(3)
         since = await bench.rounds(1)
         looked = bench.driver.calls["handle_by_uuid"]
         await bench.rounds(8)
@@ -54,16 +49,11 @@ async def test_a_gpu_that_the_driver_is_unbound_from_has_vanished_and_is_not_ask
 
 
 async def test_a_gpu_that_came_back_is_found_by_opening_the_driver_anew():
-    bench = Bench()
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.vanish(3)
-        await bench.until(lambda: "vanished" in bench.faults(3))
-        bench.node.bring_back(3)
-        await bench.until(lambda: bench.faults(3)[-1] == "")
-        assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
-        await bench.until(lambda: XidEvent(48) in bench.of(3))
+    async with Bench().watching() as bench:
+        node = bench.nodes[0]
+        await bench.vanish(3)
+        await bench.bring_back(3)
+        await bench.xid(3, 48)
         assert bench.monitor.node == node
     before, after = [[s.binding for s in bench.samples(3) if not s.fault][at] for at in (0, -1)]
     assert before is not None
@@ -74,10 +64,7 @@ async def test_a_gpu_that_came_back_is_found_by_opening_the_driver_anew():
 
 
 async def test_a_gpu_that_went_and_came_between_two_looks_is_found_too():
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         bench.node.vanish(3)
         bench.node.bring_back(3)
         bench.monitor.look_now()
@@ -97,8 +84,7 @@ async def test_a_gpu_that_is_plugged_in_is_found_and_watched():
         bench.node.bring_back(5)
         await bench.until(lambda: len(bench.nodes) == 2)
         await bench.rounds()
-        assert bench.node.post(5, EventType.XID_CRITICAL, 63) == 1
-        await bench.until(lambda: XidEvent(63) in bench.of(5))
+        await bench.xid(5, 63)
     assert [(gpu.index, gpu.uuid) for gpu in bench.nodes[-1].gpus] == list(enumerate(bench.uuids))
     assert len(bench.nodes[-1].links) == 28
     assert good(bench, range(8))
@@ -124,10 +110,7 @@ async def test_a_gpu_that_nvml_hides_is_looked_for_a_few_times_and_hides_no_othe
 
 
 async def test_the_driver_is_not_opened_anew_under_a_call():
-    bench = Bench(timeout=0.5)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.5).watching() as bench:
         bench.node.hang(2, FOREVER)
         bench.node.vanish(3)
         await bench.until(lambda: "hung" in bench.faults(2) and "vanished" in bench.faults(3))
@@ -142,24 +125,16 @@ async def test_the_driver_is_not_opened_anew_under_a_call():
 
 
 async def test_a_gpu_that_hangs_and_is_unbound_has_vanished():
-    bench = Bench(timeout=0.5)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(2, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(2))
+    async with Bench(timeout=0.5).watching() as bench:
+        await bench.hang(2)
         bench.node.vanish(2)
         await bench.until(lambda: bench.faults(2)[-1] == "vanished")
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.heal(2)
 
 
 async def test_a_host_that_tells_nothing_leaves_it_to_the_driver(monkeypatch):
     monkeypatch.setattr(SimulatedHost, "bindings", lambda _: {})
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         bench.node.vanish(3)
         await bench.until(lambda: bench.faults(3)[-1] == "vanished")
         await bench.rounds(20)
@@ -189,10 +164,7 @@ async def test_a_host_that_cannot_be_asked_changes_nothing(monkeypatch, trouble)
 
 
 async def test_a_vanished_gpu_is_dropped_after_its_time_and_found_again(caplog):
-    bench = Bench(retention=FOREVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(retention=FOREVER).watching() as bench:
         bench.node.vanish(3)
         bench.node.lose(4)
         await bench.until(lambda: "vanished" in bench.faults(3) and "lost" in bench.faults(4))
@@ -212,24 +184,17 @@ async def test_a_vanished_gpu_is_dropped_after_its_time_and_found_again(caplog):
 
 
 async def test_what_was_vanished_for_a_while_and_is_back_begins_its_time_anew():
-    bench = Bench(retention=0.3)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(retention=0.3).watching() as bench:
         for _ in range(4):
             bench.node.vanish(3)
             await bench.until(lambda: bench.faults(3)[-1] == "vanished")
-            bench.node.bring_back(3)
-            await bench.until(lambda: bench.faults(3)[-1] == "")
+            await bench.bring_back(3)
             (watched,) = [each for each in bench.monitor._roster.gpus if each.gpu.uuid == bench.uuids[3]]
             assert watched.vanished_since is None
 
 
 async def test_a_node_without_any_gpu_left_finds_the_next_one():
-    bench = Bench("h200", retention=0.0)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench("h200", retention=0.0).watching() as bench:
         bench.node.vanish(0)
         await bench.until(lambda: len(bench.nodes) == 2)
         assert bench.nodes[1].gpus == ()
@@ -247,8 +212,7 @@ async def test_a_remembered_gpu_that_vanished_takes_no_other_gpus_name():
     node = await bench.monitor.open()
     async with bench.running():
         await bench.rounds(1, but(2))
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1:] == [""])
+        await bench.heal(2)
     assert sorted(gpu.uuid for gpu in node.gpus if not gpu.uuid.startswith(PLACEHOLDER)) == sorted(bench.uuids)
     assert set(bench.faults(1)) == {"vanished"}
     assert bench.uuids[1] in bench.unreadable()
@@ -287,10 +251,7 @@ def every_index_is_the_drivers(bench, *left_out):
 @asynccontextmanager
 async def without_gpus_2_and_5():
     """A monitor that runs, and has seen two of eight GPUs vanish."""
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         for gpu in (2, 5):
             bench.node.vanish(gpu)
             await bench.until(lambda gpu=gpu: "vanished" in bench.faults(gpu))
@@ -299,24 +260,20 @@ async def without_gpus_2_and_5():
 
 async def test_a_gpu_that_the_driver_lists_no_more_has_no_other_gpus_index():
     async with without_gpus_2_and_5() as bench:
-        bench.node.bring_back(5)
-        await bench.until(lambda: bench.faults(5)[-1] == "")
+        await bench.bring_back(5)
         assert every_index_is_the_drivers(bench, 2)
         assert indices(bench)[2] == 7, "after those of the driver"
-        bench.node.bring_back(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.bring_back(2)
         assert indices(bench) == {gpu: gpu for gpu in range(8)}
 
 
 async def test_a_gpu_that_cannot_be_read_has_the_index_that_is_left():
     async with without_gpus_2_and_5() as bench:
         bench.node.lose(3)
-        bench.node.bring_back(5)
-        await bench.until(lambda: bench.faults(5)[-1] == "")
+        await bench.bring_back(5)
         assert every_index_is_the_drivers(bench, 2, 3)
         assert (indices(bench)[3], indices(bench)[2]) == (2, 7)
-        bench.node.bring_back(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.bring_back(2)
         assert indices(bench) == {gpu: gpu for gpu in range(8)}
 
 
@@ -344,10 +301,7 @@ async def test_a_remembered_gpu_that_cannot_be_read_is_known_by_the_index_that_i
 
 
 async def test_without_a_driver_every_gpu_says_so_and_nobody_asks_a_closed_one():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         for gpu in range(8):
             bench.node.vanish(gpu)
         await bench.until(lambda: all(bench.faults(gpu)[-1] == "vanished" for gpu in range(8)))
@@ -397,8 +351,7 @@ async def test_a_boot_is_told_and_every_gpu_found_anew():
     first = bench.node.boot_id
     async with bench.running():
         await bench.rounds()
-        bench.node.vanish(3)
-        await bench.until(lambda: "vanished" in bench.faults(3))
+        await bench.vanish(3)
         bench.node.reboot()
         await bench.until(lambda: bench.boots and bench.faults(3)[-1] == "")
         assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
@@ -422,9 +375,7 @@ async def test_a_boot_that_was_not_known_of_is_told_at_the_start():
 
 
 async def test_what_a_gpu_never_answers_is_learnt_once_and_told():
-    bench = Bench("t4-4")
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench("t4-4").watching(rounds=0) as bench:
         await bench.rounds(2)
         learnt = bench.monitor.unsupported()
         asked = bench.driver.calls["remapped_rows"]
@@ -443,10 +394,7 @@ async def test_what_a_gpu_never_answers_is_learnt_once_and_told():
 
 
 async def test_what_is_learnt_is_forgotten_when_a_gpu_is_cut_anew():
-    bench = Bench("a100-mig-mixed")
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench("a100-mig-mixed").watching() as bench:
         bench.node.partition(5, None)
         await bench.until(lambda: bench.samples(5)[-1].remap_pending is False)
         assert not bench.monitor.unsupported()[bench.uuids[5]] & {"remap_pending", "remap_failure"}
@@ -457,9 +405,7 @@ async def test_what_is_learnt_is_forgotten_when_a_gpu_is_cut_anew():
 
 
 async def test_what_a_gpu_never_answers_stays_known_while_it_cannot_be_reached():
-    bench = Bench("t4-4")
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench("t4-4").watching(rounds=0) as bench:
         await bench.rounds(2)
         learnt = bench.monitor.unsupported()
         for watched in bench.monitor._roster.gpus:
