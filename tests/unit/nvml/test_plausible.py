@@ -53,18 +53,6 @@ def test_values_that_drivers_have_reported_and_that_are_none(name, odd):
     assert plausible({name: odd}) == {name: None}
 
 
-def test_what_was_recorded_of_real_parts_is_plausible():
-    told = {
-        "temperature": 32,
-        "margin": 55,
-        "energy": 6_048_000_000,
-        "pcie_width": 16,
-        "power": 76_000,
-        "utilization": 0,
-    }
-    assert plausible(told) == told
-
-
 @pytest.mark.parametrize(
     ("told", "found"),
     [

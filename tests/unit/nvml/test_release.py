@@ -12,11 +12,10 @@ from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml import monitor, reopening, subscription
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.roster import Released, ReleaseError
-from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 
 from .conftest import driver_threads
-from .monitored import FOREVER, LONG, Bench
+from .monitored import FOREVER, LONG, Bench, but, remembered
 
 ALL = range(8)
 
@@ -49,17 +48,6 @@ class Recording(SimulatedDriver):
 
     def asked(self, since=0):
         return {call for call, _ in self.record[since:]}
-
-
-def but(*left_out):
-    return [gpu for gpu in ALL if gpu not in left_out]
-
-
-def remembered(name="hgx-h100"):
-    return [
-        Gpu(gpu.uuid, index, gpu.minor, gpu.pci_bus_id, gpu.name, numa_node=1)
-        for index, gpu in enumerate(profile.load(name).gpus)
-    ]
 
 
 def of(bench, *gpus):
@@ -117,17 +105,6 @@ async def test_all_gpus_released_one_by_one_leave_the_driver_closed():
         since = await bench.rounds(1, [6])
     assert bench.driver.touched(calls) <= {None, 6}
     assert {uuid for uuid, _ in bench.seen[since:]} == {bench.uuids[6]}
-
-
-async def test_one_of_all_released_gpus_is_resumed_alone():
-    async with Bench(driver=Recording).watching(rounds=0) as bench:
-        await bench.monitor.release(None)
-        calls = len(bench.driver.record)
-        await bench.monitor.resume(of(bench, 2))
-        await bench.rounds(2, [2])
-        assert bench.driver.touched(calls) <= {None, 2}
-        await bench.monitor.resume(of(bench, *but(2)))
-        await bench.rounds(1)
 
 
 # One of them
@@ -421,20 +398,6 @@ async def test_a_driver_left_open_by_a_start_that_failed_is_closed_where_all_is_
         await bench.until_turned(lambda: bench.driver._opened == 0)
         await bench.monitor.release(None)
     assert bench.driver.calls["close"] == 1
-
-
-async def test_what_is_done_to_the_driver_is_said_in_words_that_are_so(caplog):
-    caplog.set_level("INFO")
-    async with Bench().watching(rounds=0) as bench:
-        await bench.monitor.release(of(bench, 3))
-        await bench.monitor.release(None)
-        await bench.monitor.resume(None)
-    said = [record.getMessage() for record in caplog.records if " the driver" in record.getMessage()]
-    assert said == [
-        "reopening the driver: GPUs were released or resumed",
-        "closing the driver: all GPUs are released",
-        "reopening the driver: GPUs were released or resumed",
-    ]
 
 
 # Boots

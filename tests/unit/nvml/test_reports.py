@@ -207,15 +207,6 @@ async def test_a_handle_from_before_the_driver_was_closed_is_not_asked_about_aft
     assert "before it reported the GPUs of some events, dropped: 1" in caplog.text
 
 
-async def test_what_else_the_driver_reports_is_no_line_for_people(caplog):
-    caplog.set_level("DEBUG")
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    await deliver(bench, Event(bench.driver.handle_by_index(6), 0x4000, 0))
-    (record,) = [record for record in caplog.records if "driver event" in record.getMessage()]
-    assert record.levelname == "DEBUG"
-
-
 async def test_events_of_unknown_handles_are_kept_up_to_a_number(monkeypatch):
     monkeypatch.setattr(reports, "MAX_UNKNOWN_EVENTS", 4)
     bench = Bench(poll=NEVER, driver=Known)

@@ -11,7 +11,6 @@ from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime import threads as runtime_threads
 from gpu_plugin.runtime.threads import Workers, begin, settled
 
-from .conftest import driver_threads
 from .monitored import LONG
 
 
@@ -84,51 +83,6 @@ def workers():
     made = Workers("nvml-test")
     yield made
     made.close()
-
-
-async def test_quick_calls_are_made_one_after_the_other_on_one_thread(workers):
-    before, order = set(driver_threads()), []
-    jobs = [workers.begin(lambda n=n: order.append((n, threading.current_thread()))) for n in range(100)]
-    for job in jobs:
-        assert await settled(job, LONG)
-    assert [n for n, _ in order] == list(range(100))
-    assert len({thread for _, thread in order}) == 1
-    assert len(set(driver_threads()) - before) == 1
-
-
-async def test_calls_that_take_their_time_go_on_side_by_side_and_one_thread_is_left(workers):
-    before, together = set(driver_threads()), threading.Barrier(6, timeout=LONG)
-    jobs = [workers.begin(together.wait) for _ in range(6)]
-    for job in jobs:
-        assert await settled(job, LONG)
-    assert sorted(job.done.result() for job in jobs) == list(range(6))
-    with anyio.fail_after(LONG):
-        while len(set(driver_threads()) - before) > 1:
-            await anyio.lowlevel.checkpoint()
-
-
-async def test_a_call_that_hangs_holds_its_own_thread_alone(workers):
-    before, gate = set(driver_threads()), Gate()
-    hung = workers.begin(gate)
-    for number in range(20):
-        job = workers.begin(lambda number=number: number)
-        assert await settled(job, LONG)
-        assert job.done.result() == number
-    assert len(set(driver_threads()) - before) == 2
-    assert not hung.done.done()
-    gate.free.set()
-    assert await settled(hung, LONG)
-
-
-async def test_after_close_the_thread_ends_and_another_call_begins_another(workers):
-    before = set(driver_threads())
-    assert await settled(workers.begin(threading.get_ident), LONG)
-    (first,) = set(driver_threads()) - before
-    workers.close()
-    await anyio.to_thread.run_sync(first.join, LONG)
-    assert not first.is_alive()
-    again = workers.begin(threading.get_ident)
-    assert await settled(again, LONG)
 
 
 async def test_a_call_that_waited_when_all_was_closed_is_made_and_leaves_no_thread(workers):

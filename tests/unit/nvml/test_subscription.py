@@ -71,10 +71,6 @@ class ByTheHeader(SimulatedDriver):
         super().close()
 
 
-def deliveries(bench, gpu, since=0):
-    return [seen.trouble for seen in bench.of(gpu, since) if isinstance(seen, EventDelivery)]
-
-
 async def heard(bench, gpu, xid=95):
     """That an Xid of the GPU is heard."""
     since = len(bench.seen)
@@ -94,7 +90,7 @@ async def test_a_lost_gpu_makes_no_other_deaf_and_is_heard_again_once_it_answers
         await bench.monitor.release(None)
         assert bench.driver.members == {}
     assert bench.driver.freed_under == 0
-    assert not any(deliveries(bench, gpu)[-1:] not in ([], [""]) for gpu in range(8))
+    assert not any(bench.deliveries(gpu)[-1:] not in ([], [""]) for gpu in range(8))
 
 
 async def test_a_gpu_that_is_lost_to_the_wait_alone_is_found_by_trying_each():
@@ -104,14 +100,14 @@ async def test_a_gpu_that_is_lost_to_the_wait_alone_is_found_by_trying_each():
     async with bench.running():
         await bench.rounds()
         bench.driver.lost.add(bad)
-        await bench.until(lambda: any(deliveries(bench, 4)))
+        await bench.until(lambda: any(bench.deliveries(4)))
         # What is in a set when it is replaced is gone with it.
         await bench.until_turned(lambda: [len(each - {bad}) for each in bench.driver.members.values()] == [7])
         await heard(bench, 5)
-        assert [gpu for gpu in range(8) if any(deliveries(bench, gpu)[-1:])] == [4]
-        assert "lost" in deliveries(bench, 4)[-1]
+        assert [gpu for gpu in range(8) if any(bench.deliveries(gpu)[-1:])] == [4]
+        assert "lost" in bench.deliveries(4)[-1]
         bench.driver.lost.clear()
-        await bench.until(lambda: deliveries(bench, 4)[-1] == "")
+        await bench.until(lambda: bench.deliveries(4)[-1] == "")
         await heard(bench, 4)
     assert bench.driver.freed_under == 0
 
@@ -123,16 +119,16 @@ async def test_what_undid_event_sets_is_nothing_to_the_driver_that_is_opened_nex
     async with bench.running():
         await bench.rounds()
         bench.driver.lost.add(first)
-        await bench.until(lambda: any(deliveries(bench, 3)[-1:]))
+        await bench.until(lambda: any(bench.deliveries(3)[-1:]))
         await bench.until_turned(lambda: [len(each - {first}) for each in bench.driver.members.values()] == [7])
         bench.driver.lost.add(then)
-        await bench.until(lambda: any(deliveries(bench, 5)[-1:]))  # so many in a row: the next set waits
+        await bench.until(lambda: any(bench.deliveries(5)[-1:]))  # so many in a row: the next set waits
         bench.driver.lost.clear()
         await bench.monitor.release(None)
         since = len(bench.seen)
         await bench.monitor.resume(None)
-        await bench.until(lambda: deliveries(bench, 5)[-1] == "")
-        assert not any(deliveries(bench, 5, since))
+        await bench.until(lambda: bench.deliveries(5)[-1] == "")
+        assert not any(bench.deliveries(5, since))
         await heard(bench, 5)
 
 
@@ -149,7 +145,7 @@ async def test_a_set_that_a_registration_undid_is_rebuilt_without_that_gpu(code)
         assert [
             gpu
             for gpu in range(8)
-            if any(deliveries(bench, gpu)) or bench.first.count((bench.uuids[gpu], EventDelivery())) > 1
+            if any(bench.deliveries(gpu)) or bench.first.count((bench.uuids[gpu], EventDelivery())) > 1
         ] in ([], [3])
         bench.driver.refusing.clear()
         await bench.until_turned(lambda: any(len(each) == 8 for each in bench.driver.members.values()))
@@ -175,7 +171,7 @@ async def test_where_one_type_too_many_is_wanted_xids_are_heard_all_the_same(cap
     async with Bench(driver=Choosy).watching() as bench:
         await heard(bench, 1, 79)
     assert "too old" not in caplog.text
-    assert not any(any(deliveries(bench, gpu)) for gpu in range(8))
+    assert not any(any(bench.deliveries(gpu)) for gpu in range(8))
 
 
 async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_asked_is(caplog):

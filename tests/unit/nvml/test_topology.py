@@ -192,25 +192,6 @@ def test_links_and_cliques_are_those_of_the_profile_each_pair_once(name):
         assert link.numa_distance == (None if -1 in nodes else built.numa_distances.get(nodes, 10))
 
 
-@pytest.mark.parametrize(
-    ("name", "counts", "words"),
-    [
-        ("dgx1-v100", {0, 1, 2}, set()),
-        ("dgx-a100", {12}, {"nvswitch"}),
-        ("dgx2-16", {6}, {"nvswitch"}),
-        ("hgx-h100", {18}, {"nvswitch"}),
-        ("gb200-node", {18}, {f"{DASHED}.32766"}),
-        ("t4-4", {0}, set()),
-        ("l40s-pcie-8", {0}, set()),
-        ("h200", set(), set()),
-    ],
-)
-def test_profiles_as_they_are_known(name, counts, words):
-    found = Machine(name).links()()
-    assert {link.nvlinks for link in found.links.values()} == counts
-    assert set(found.cliques.values()) == words
-
-
 # What it costs
 
 
@@ -248,13 +229,6 @@ def test_nothing_is_asked_twice(name, questions):
     machine.links(driver)()
     assert Counter(question[0] for question in driver.asked) == questions
     assert len(set(driver.asked)) == len(driver.asked)
-
-
-def test_eight_gpus_of_eighteen_links_are_220_questions():
-    machine = Machine("hgx-h100")
-    driver = Counted(machine.driver)
-    machine.links(driver)()
-    assert len(driver.asked) == 220
 
 
 def test_paths_are_asked_for_only_where_the_driver_does_not_tell():

@@ -3,7 +3,6 @@
 from contextlib import asynccontextmanager
 
 import pytest
-from msgspec.structs import replace
 
 from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.nvml_h import EventType, Return
@@ -11,20 +10,12 @@ from gpu_plugin.nvml import monitor
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
 
-from .monitored import FOREVER, NEVER, Bench, remembered
+from .monitored import FOREVER, NEVER, Bench, but, remembered
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(monitor, "CONFIRM", 0.01)
-
-
-def but(*left_out):
-    return [gpu for gpu in range(8) if gpu not in left_out]
-
-
-def good(bench, gpus):
-    return {fault for gpu in gpus for fault in bench.faults(gpu)} == {""}
 
 
 def opened(bench):
@@ -43,7 +34,7 @@ async def test_a_gpu_that_the_driver_is_unbound_from_has_vanished_and_is_not_ask
     assert bench.samples(3)[-1].detail == (
         f"the NVIDIA driver is not bound to {bench.node.profile.gpus[3].pci_bus_id} any more"
     )
-    assert good(bench, but(3))
+    assert bench.good(but(3))
     assert opened(bench) == 1
     assert len(bench.nodes) == 1
 
@@ -59,7 +50,7 @@ async def test_a_gpu_that_came_back_is_found_by_opening_the_driver_anew():
     assert before is not None
     assert after is not None
     assert before != after
-    assert good(bench, but(3))
+    assert bench.good(but(3))
     assert opened(bench) == 2
 
 
@@ -69,7 +60,7 @@ async def test_a_gpu_that_went_and_came_between_two_looks_is_found_too():
         bench.node.bring_back(3)
         bench.monitor.look_now()
         await bench.until(lambda: len(bench.faults(3)) > 1 and bench.faults(3)[-1] == "")
-    assert good(bench, but(3))
+    assert bench.good(but(3))
     assert opened(bench) == 2
 
 
@@ -87,7 +78,7 @@ async def test_a_gpu_that_is_plugged_in_is_found_and_watched():
         await bench.xid(5, 63)
     assert [(gpu.index, gpu.uuid) for gpu in bench.nodes[-1].gpus] == list(enumerate(bench.uuids))
     assert len(bench.nodes[-1].links) == 28
-    assert good(bench, range(8))
+    assert bench.good()
     assert opened(bench) == 2
 
 
@@ -105,7 +96,7 @@ async def test_a_gpu_that_nvml_hides_is_looked_for_a_few_times_and_hides_no_othe
     async with bench.running():
         await bench.rounds(80, range(7))
     assert opened(bench) == 3
-    assert good(bench, range(7))
+    assert bench.good(range(7))
     assert len(bench.nodes) == 1, "nothing changed"
 
 
@@ -121,7 +112,7 @@ async def test_the_driver_is_not_opened_anew_under_a_call():
         bench.node.heal(2)
         await bench.until(lambda: bench.faults(3)[-1] == bench.faults(2)[-1] == "")
     assert opened(bench) == 2
-    assert good(bench, but(2, 3))
+    assert bench.good(but(2, 3))
 
 
 async def test_a_gpu_that_hangs_and_is_unbound_has_vanished():
@@ -139,7 +130,7 @@ async def test_a_host_that_tells_nothing_leaves_it_to_the_driver(monkeypatch):
         await bench.until(lambda: bench.faults(3)[-1] == "vanished")
         await bench.rounds(20)
         assert opened(bench) == 1
-    assert good(bench, but(3))
+    assert bench.good(but(3))
     assert all(sample.binding is None for gpu in range(8) for sample in bench.samples(gpu))
     assert {sample.fault for sample in bench.samples(3)} <= {"", "lost", "vanished"}
 
@@ -158,7 +149,7 @@ async def test_a_host_that_cannot_be_asked_changes_nothing(monkeypatch, trouble)
         monkeypatch.setattr(bench.monitor.host, "bindings", broken)
         since = await bench.rounds(3)
         assert {sample.binding for sample in bench.samples(0, since)} == known != {None}
-    assert good(bench, range(8))
+    assert bench.good()
     assert bench.monitor.node == node
     assert opened(bench) == 1
 
@@ -323,28 +314,6 @@ async def test_without_a_driver_every_gpu_says_so_and_nobody_asks_a_closed_one()
 # Links and boots
 
 
-async def test_a_link_that_dies_leaves_the_topology_and_is_back_in_it_when_it_lives():
-    bench = Bench("dgx1-v100")
-    node = await bench.monitor.open()
-    before = {pair: link for pair, link in node.links.items() if bench.uuids[0] in pair}
-    async with bench.running():
-        await bench.rounds()
-        assert len(bench.nodes) == 1
-        bench.node.change(0, links_down=(0,))
-        await bench.until(lambda: len(bench.nodes) == 2)
-        bench.node.reset(0)
-        await bench.until(lambda: len(bench.nodes) == 3)
-        await bench.rounds(2)
-    changed = {pair for pair in node.links if bench.nodes[1].links[pair] != node.links[pair]}
-    assert len(changed) == 1
-    (pair,) = changed
-    assert pair in before
-    assert bench.nodes[1].links[pair] == replace(before[pair], nvlinks=before[pair].nvlinks - 1)
-    assert bench.nodes[2] == node
-    assert len(bench.nodes) == 3
-    assert good(bench, range(8))
-
-
 async def test_a_boot_is_told_and_every_gpu_found_anew():
     bench = Bench()
     await bench.monitor.open()
@@ -358,7 +327,7 @@ async def test_a_boot_is_told_and_every_gpu_found_anew():
         await bench.rounds(2)
     assert bench.boots == [bench.node.boot_id] != [first]
     assert opened(bench) == 2
-    assert good(bench, but(3))
+    assert bench.good(but(3))
 
 
 async def test_a_boot_that_was_not_known_of_is_told_at_the_start():
