@@ -33,7 +33,7 @@ def ledger(*uuids: str, policy: HealthPolicy = GUARDED, slices: MigUuids | None 
 def observe(
     to: HealthLedger, *seen: Observation, uuid: str = A, start: float = 1_000.0, every: float = 1.0
 ) -> list[Transition]:
-    """Return the changes of verdicts by these observations of a GPU, one every so many seconds."""
+    """Return the changes of verdicts by these observations of a GPU, one every `every` seconds."""
     return [
         change for at, observation in enumerate(seen) for change in to.observe(uuid, observation, start + at * every)
     ]

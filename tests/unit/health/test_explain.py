@@ -1,4 +1,4 @@
-"""Reports for people: what is open, since when, what closes it, and what to do."""
+"""Reports for people: open signals, since when, the recovery that closes each, and the advice."""
 
 import re
 
@@ -36,7 +36,7 @@ def report(one: HealthLedger, now: float = 1_100.0, gpu: Gpu = GPUS[0]) -> Expla
 
 
 def clearing(*seen: Observation, policy: HealthPolicy = UNGUARDED, now: float = 1_100.0, signal: str = "") -> str:
-    """Return the words for what closes the one signal that these observations open, or the signal of this name."""
+    """Return the words for the recovery of the signal that these observations open, or of the signal of this name."""
     one = ledger(policy=policy)
     observe(one, *seen)
     (words,) = [str(found["clears"]) for found in report(one, now)["signals"] if signal in ("", found["name"])]
@@ -139,7 +139,7 @@ def test_the_advice_is_the_action_that_the_driver_requests(action, words):
     assert change.action == signal["action"]
 
 
-# What closes a signal: the commands, the numbers that are missing, and whether an override is offered
+# The recovery that closes a signal: commands, missing numbers, and whether an override is offered
 
 RESET, REBOOT = "a reset of the GPU", "a reboot of the node"
 REMAINING = "{} more good look"

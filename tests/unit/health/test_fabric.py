@@ -81,7 +81,7 @@ def test_each_condition_has_a_verdict_and_is_named(values, verdict, named):
 @pytest.mark.parametrize(
     ("seen", "verdicts"),
     [
-        ([JOINING], [FATAL]),  # at the first look of a process, one is enough
+        ([JOINING], [FATAL]),  # a single look is enough if it is the first of a process
         ([look(1)], [FATAL]),
         ([LOST, JOINING], [OK, FATAL]),
         ([UNSOUND, UNSOUND], [OK, FATAL]),

@@ -27,7 +27,7 @@ class Clocked:
         return changes
 
     def hang(self, times: int = 1, every: float = 60.0) -> list[Transition]:
-        """Return the changes by a GPU that hangs and answers again, once every so many seconds."""
+        """Return the changes by a GPU that hangs and answers again, once every `every` seconds."""
         changes: list[Transition] = []
         for _ in range(times):
             began = self.now

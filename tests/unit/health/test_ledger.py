@@ -55,7 +55,7 @@ def reasons(of: HealthLedger) -> dict[str, str]:
 
 
 def divided() -> HealthLedger:
-    """Return a ledger of a GPU in MIG mode and a GPU that is not."""
+    """Return a ledger of GPU A in MIG mode and GPU B without MIG."""
     made = ledger(A, slices=SLICES)
     made.watch(B, H200)
     made.observe(B, Sample(asked=frozenset()), 0.0)
@@ -536,7 +536,7 @@ ENERGY = Sample(counting=0, energy=900)
         ([GOOD] * 3, 0),
         ([ERROR] * 2, 2),
         ([ERROR] * 9, 9),  # their number counts
-        ([XidEvent(48)] * 50, 2),  # a minute passes, and the time of the last one is stored
+        ([XidEvent(48)] * 50, 2),  # a minute passes, and the last time is stored
         ([XidEvent(13)] * 50, 2),
         ([XidEvent(31)] * 50, 52),  # it makes other Xids worse: its time is stored to the second
         ([Order("cordon")] * 3, 1),

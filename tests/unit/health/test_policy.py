@@ -96,7 +96,7 @@ def test_words_that_are_none_are_told_with_their_variable():
     assert told.xids.critical == {48}
 
 
-# What an open latch comes to
+# The verdict of an open latch
 
 
 @pytest.mark.parametrize("word", SIGNAL_VERDICTS)

@@ -126,7 +126,7 @@ def test_refused_core_readings_count_as_failed_looks():
 
 @pytest.mark.parametrize("refused", [{"temperature", "energy"}, {"temperature"}, {"energy", "utilization"}])
 def test_without_temperature_and_energy_a_gpu_is_fatal_whatever_else_it_answers(refused):
-    seen = Sample(refused=frozenset(refused), memory_used=5, utilization=0)  # the other one is not supported
+    seen = Sample(refused=frozenset(refused), memory_used=5, utilization=0)  # the other reading is not supported
     assert Watched("unanswered", H200).see(*[seen] * 10) is FATAL
 
 

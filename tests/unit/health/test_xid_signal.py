@@ -163,7 +163,7 @@ def test_an_unknown_xid_is_fatal_while_the_driver_requests_a_recovery(asked):
 @pytest.mark.parametrize(
     ("xid", "seen"),
     [
-        (109, [look(1), look(0), *[look(0)] * 100]),  # a request that is over
+        (109, [look(1), look(0), *[look(0)] * 100]),  # the request is over
         (48, [Sample(counting=0, energy=BEFORE, recovery_action=0, unrepairable_memory=True)] * 100),
     ],
 )

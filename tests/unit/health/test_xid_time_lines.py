@@ -77,7 +77,7 @@ class TimeLine:
         return self.verdict
 
     def request(self, action: int, seconds: float) -> Verdict:
-        """Return the verdict after the driver requested this for so many seconds."""
+        """Return the verdict after the driver requested this for `seconds`."""
         self.action = action
         return self.run(seconds)
 

@@ -113,7 +113,7 @@ def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
 def test_the_rows_are_consistent():
     for row in ROWS:
         assert row.name
-        assert not (row.escalate and row.brings), row.name  # the signal has room for one of the two
+        assert not (row.escalate and row.brings), row.name  # the signal supports one of both
         assert not (row.repeats and row.verdict == "fatal"), row.name  # repeats is for errors of applications
         assert row.escalate is None or 2 <= row.escalate.count <= 64, row.name
         assert row.brings is None or row.brings.xids, row.name
@@ -200,7 +200,7 @@ def test_what_is_disabled_counts_for_nothing_at_all(words):
     assert {asked.judge(xid).verdict for xid in [*TABLE, BEYOND]} == {Verdict.OK}
 
 
-# Who wins over whom, the strongest last
+# Precedence of policies, the strongest last
 
 
 LEVELS: dict[str, dict[str, object]] = {

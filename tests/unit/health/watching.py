@@ -33,7 +33,7 @@ class Watched:
         self.ledger = self.new_ledger()
 
     def see(self, *seen: Observation, every: float = 5.0) -> Verdict:
-        """Observe these, one every so many seconds, and return the signal's verdict."""
+        """Observe these, one every `every` seconds, and return the signal's verdict."""
         for observation in seen:
             changes = self.ledger.observe(GPU, observation, self.now)
             self.changes += [change for change in changes if change.signal == self.signal]

@@ -2,7 +2,7 @@
 """An NVML library: C functions with NVML's own signatures that Python answers.
 
 They are called through untyped pointers like the real functions, so that an argument of a wrong type shows. Signatures and
-structures are those of the recorded nvml.h (`header`), and not those of a binding.
+structures come from the recorded nvml.h (`header`), not from a binding.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ VERSIONS = {
     "nvmlDeviceGetTemperatureV": header.version("nvmlTemperature_v1_t", 1),
 }
 
-# What a function writes through its last argument; None: it writes nothing
+# The value that a function writes through its last argument; None: it writes nothing
 PLAIN: dict[str, int | None] = {
     "nvmlInitWithFlags": None,
     "nvmlShutdown": None,

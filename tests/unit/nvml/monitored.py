@@ -100,7 +100,7 @@ class Bench:
 
     @asynccontextmanager
     async def watching(self, rounds=1):
-        """Open the monitor and run it, from the time when each GPU was looked at so many times."""
+        """Open the monitor, run it, and wait for this many looks at each GPU."""
         await self.monitor.open()
         async with self.running():
             await self.rounds(rounds)
@@ -124,25 +124,25 @@ class Bench:
                 await self.monitor._turned.wait()
 
     async def turned(self, count):
-        """Wait until so many more turns are over, also if they look at no GPU."""
+        """Wait for `count` more turns, also if they look at no GPU."""
         until = self.monitor._rounds + count
         await self.until_turned(lambda: self.monitor._rounds >= until)
 
     async def rounds(self, count=1, gpus=None):
-        """Wait for so many looks at each GPU from now on. Return the position in `seen` at which they began."""
+        """Wait for `count` more looks at each GPU. Return the position in `seen` at which they began."""
         since = len(self.seen)
         wanted = range(len(self.uuids)) if gpus is None else gpus
         await self.until(lambda: all(len(self.samples(gpu, since)) >= count for gpu in wanted))
         return since
 
-    # What happens to a GPU, until the monitor has seen it
+    # Faults of a GPU, until the monitor has seen them
 
     async def lose(self, gpu):
         self.node.lose(gpu)
         await self.until(lambda: "lost" in self.faults(gpu))
 
     async def hang(self, gpu, looks=1):
-        """Let calls about the GPU hang until so many looks in a row found it. A slow machine may cause a single one."""
+        """Let calls about the GPU hang until the last `looks` looks found it. A slow machine may cause a single one."""
         self.node.hang(gpu, FOREVER)
         await self.until(lambda: self.faults(gpu)[-looks:] == ["hung"] * looks)
 

@@ -1,4 +1,4 @@
-"""What is taken down of the driver's calls."""
+"""Times and errors of the driver's calls."""
 
 import threading
 
@@ -19,7 +19,7 @@ SETTINGS = SettingsStore(resolve({"nvml_timeout": "5s"}, {}))
 
 
 class Scripted:
-    """A driver of which each call takes so many seconds on the clock, and may be refused."""
+    """A driver whose calls take `takes` seconds on the clock, and raise `refusal`."""
 
     def __init__(self):
         self.now = 100.0

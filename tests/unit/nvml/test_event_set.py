@@ -1,4 +1,4 @@
-"""No call enters an event set whose end was handed over, and none is ended under a call, whoever gives up on what."""
+"""No call enters an event set that is being freed, and no set is freed during a call."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ GPUS = 4
 
 
 class Sets:
-    """The event half of a driver, which takes down what nvml.h forbids. Holds the calls named in `held` until let go."""
+    """The event calls of a driver. `wrongs` are calls that nvml.h forbids. Calls in `held` wait until `free` is set."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -97,7 +97,7 @@ class Sets:
 
 
 class Alone:
-    """A subscription without a monitor, and what it told of each GPU."""
+    """A subscription without a monitor, and its reports by GPU."""
 
     def __init__(self):
         self.driver = Sets()

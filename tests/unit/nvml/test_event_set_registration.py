@@ -1,4 +1,4 @@
-"""What a driver's answer to the request for a GPU's events means, for that GPU and for the event set."""
+"""The driver's answer to a registration, and its consequence for the GPU and the event set."""
 
 import pytest
 
@@ -14,7 +14,7 @@ EVENT = Event(GPU, XID, 48)
 
 
 class Registering:
-    """A driver that knows these types, and refuses what the test says: by what is asked, with which code."""
+    """A driver that supports these event types. `refused` has return codes by call."""
 
     def __init__(self, supported=0xFF9F, *, event=None, **refused):
         self.supported = supported

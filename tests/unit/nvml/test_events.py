@@ -68,7 +68,7 @@ class Script:
 
 
 class Outcome:
-    """What a script led to, and on which threads."""
+    """The reports of a waiter, and the threads that made them."""
 
     def __init__(self):
         self.events = []
@@ -141,7 +141,7 @@ def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_tha
     assert max(waits) <= events.BATCH_SECONDS + 1e-9
     assert len(batches) < len(arrived) / 2
     batch = EventBatch()
-    for number in range(1, 200):  # none of these is in a storm
+    for number in range(1, 200):  # too few for a storm
         batch.add(event(31), number / 30)
         assert batch.due == number / 30
         batch.take_all()
@@ -332,7 +332,7 @@ class Queue:
 
 
 async def stopped(driver):
-    """The events that a waiter delivers which is told to stop while it waits."""
+    """Return the events that a waiter delivers if it is stopped during a wait."""
     delivered: list[Event] = []
     waiter = EventWaiter(driver, SET, delivered.append, lambda _: None, lambda _: None, WaitFailures())
     waiter.start()
@@ -347,7 +347,7 @@ async def test_what_is_ready_when_the_wait_ends_is_delivered_before_the_set_can_
     ready = [Event(Handle(gpu), EventType.XID_CRITICAL, 79) for gpu in (1, 2, 3)]
     driver = Queue(ready)
     assert await stopped(driver) == ready
-    assert driver.waits == 5  # the one that failed, three events, and the end of them
+    assert driver.waits == 5  # a failed wait, three events, and a wait without an event
 
 
 async def test_a_driver_that_always_has_an_event_ready_does_not_keep_the_set_from_its_end():

@@ -1,4 +1,4 @@
-"""What is known of GPUs when the node is served for the first time: nothing but what they showed themselves."""
+"""When the node is served for the first time, a GPU counts as healthy only after its own good look."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ from .monitored import LONG, Bench
 
 
 class Holding(SimulatedDriver):
-    """Holds every question for a temperature until let go; says how many are held, and closes under none of them."""
+    """Holds calls for a temperature until `free` is set. `held` counts them, `closed_under` those during a close."""
 
     def __init__(self, node):
         super().__init__(node)

@@ -1,4 +1,4 @@
-"""What is passed to the library, and every number of NVML's that is used here, held against nvml.h as it was recorded."""
+"""Structures that are passed to the library, and numbers of NVML, agree with the recorded nvml.h."""
 
 import ctypes
 from collections.abc import Mapping

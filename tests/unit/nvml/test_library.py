@@ -17,7 +17,7 @@ GOOD = b"a library"
 
 @pytest.fixture
 def loads(monkeypatch):
-    """What was asked of the loader, which here takes any file that says it is a library, and knows no bare name."""
+    """The paths that the loader was called with. It loads any file with the content GOOD, and no bare name."""
     asked = []
 
     def cdll(path):
@@ -210,7 +210,7 @@ def test_a_root_may_be_written_with_a_slash_behind(root, loads):
 
 
 def mapped(path):
-    """The inodes of which this process has code that was loaded from there."""
+    """Return the inodes of code that this process loaded from this path."""
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     return {line[4] for line in lines if line[5:6] == [path]}
 

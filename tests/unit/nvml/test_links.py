@@ -282,7 +282,7 @@ async def test_a_reading_that_takes_its_time_is_followed_by_another_where_someth
         await bench.until_turned(lambda: sum(link.nvlinks for link in bench.monitor.node.links.values()) == wanted)
 
 
-# What is refused for no lasting reason
+# Refusals for the moment
 
 
 async def test_what_is_refused_once_is_read_again_and_said_once(caplog):

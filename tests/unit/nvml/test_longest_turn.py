@@ -1,4 +1,4 @@
-"""By when a turn is over if all is well, and whether any GPU could be reached in it."""
+"""The time by which a turn ends if all is well, and whether it reached any GPU."""
 
 import math
 
@@ -21,7 +21,7 @@ SIXTEEN = "dgx2-16"
 
 
 class SlowCalls:
-    """Every call is waited for until just before it is given up on, by a clock of its own."""
+    """Lets every call take nearly as long as it may, by a clock of its own."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
@@ -34,7 +34,7 @@ class SlowCalls:
         began = self.now
         self.waits += 1
         assert await settled(job, LONG)
-        self.now = max(self.now, began + 0.99 * patience)  # those of one moment go on side by side
+        self.now = max(self.now, began + 0.99 * patience)  # calls that begin together wait together
         return True
 
 
@@ -173,7 +173,7 @@ async def test_what_befalls_all_gpus_is_told_whenever_it_did(befall, said, when)
     async with bench.running():
         for gpu in ALL:
             befall(bench.node, gpu)
-        # Where a host never told of any GPU, one cannot know that it vanished.
+        # If the host never listed a GPU, it is not known that the GPU vanished.
         told = said if when == "after" else ("none of the 8 GPUs answers", said)
         await bench.until_turned(lambda: bench.monitor.trouble and bench.monitor.trouble in told)
         for gpu in ALL:

@@ -43,7 +43,7 @@ async def test_all_gpus_are_probed_at_once():
 
     class Meeting(SimulatedDriver):
         def uuid(self, handle):
-            together.wait()  # goes on when all eight are here
+            together.wait()  # returns once all eight calls wait
             return super().uuid(handle)
 
     bench = Bench(driver=Meeting)
@@ -113,26 +113,19 @@ async def test_a_gpu_lost_at_start_hides_no_other():
     bench.monitor.close()
 
 
-async def test_a_remembered_gpu_lost_at_start_keeps_its_name():
+@pytest.mark.parametrize(("call", "named"), [("", "the GPU is lost"), ("memory_total", "nvmlDeviceGetMemoryInfo")])
+async def test_a_remembered_gpu_that_is_lost_at_the_start_keeps_its_description(call, named):
     known = remembered()
     bench = Bench(remembered=known)
-    bench.node.lose(3)
-    node = await bench.monitor.open()
+    if call:
+        bench.node.refuse(call, Return.GPU_IS_LOST, gpu=3)
+    else:
+        bench.node.lose(3)
+    node = await bench.opened()
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     assert node.gpus[3] == replace(known[3], unreadable=node.gpus[3].unreadable)
     assert list(bench.unreadable()) == [bench.uuids[3]]
-    bench.monitor.close()
-
-
-async def test_a_remembered_gpu_lost_midway_keeps_its_description():
-    known = remembered()
-    bench = Bench(remembered=known)
-    bench.node.refuse("memory_total", Return.GPU_IS_LOST, gpu=3)
-    node = await bench.monitor.open()
-    assert node.gpus[3].unreadable is not None
-    assert "nvmlDeviceGetMemoryInfo" in node.gpus[3].unreadable
-    assert node.gpus[3] == replace(known[3], unreadable=node.gpus[3].unreadable)
-    bench.monitor.close()
+    assert named in bench.unreadable()[bench.uuids[3]]
 
 
 async def test_a_remembered_gpu_that_the_driver_no_longer_has_is_listed():
@@ -171,26 +164,19 @@ async def test_a_gpu_that_hangs_at_start_hides_no_other_and_joins_when_it_is_bac
     assert bench.driver.calls["register_events"] == 8
 
 
-async def test_a_gpu_lost_at_start_joins_with_its_events_when_it_is_back():
-    bench = Bench()
+@pytest.mark.parametrize("known", [[], remembered()])
+async def test_a_gpu_that_was_lost_at_the_start_joins_with_its_events(known):
+    bench = Bench(remembered=known)
     bench.node.lose(3)
     async with bench.watching(rounds=0):
-        await bench.until(lambda: (f"{PLACEHOLDER}3", "lost") in [(u, getattr(s, "fault", "")) for u, s in bench.seen])
+        await bench.until(lambda: "lost" in [getattr(seen, "fault", "") for _, seen in bench.seen])
         bench.node.heal(3)
         await bench.until(lambda: len(bench.nodes) == 2)
         assert [gpu.uuid for gpu in bench.nodes[1].gpus] == bench.uuids
-        await bench.rounds()
-        await bench.xid(3, 48)
-
-
-async def test_a_remembered_gpu_is_reached_by_its_own_name_when_it_is_back():
-    bench = Bench(remembered=remembered())
-    bench.node.lose(3)
-    async with bench.watching():
-        bench.node.heal(3)
-        await bench.until(lambda: len(bench.nodes) == 2)
         assert bench.unreadable() == {}
         assert bench.nodes[1].gpus[3].memory_bytes is not None
+        await bench.rounds()
+        await bench.xid(3, 48)
 
 
 async def test_a_gpu_that_answers_for_another_is_not_taken_for_two():
@@ -326,7 +312,7 @@ async def test_a_lost_gpu_is_lost_alone_and_clean_after_its_repair():
 
 
 class Renumbering(SimulatedDriver):
-    """Gives a GPU a new handle each time it is asked for one by uuid, and knows the newest alone."""
+    """Gives a GPU a new handle at each lookup by uuid, and knows only the newest."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -368,7 +354,7 @@ async def test_a_hung_gpu_holds_no_other_and_comes_back():
         await bench.until(lambda: "hung" in bench.faults(2, since))
         assert anyio.current_time() - began >= 0.5
         assert set(bench.faults(2, since)) <= {"", "hung"}
-        await bench.rounds(3, but(2))  # they go on while it hangs
+        await bench.rounds(3, but(2))  # the others are looked at while it hangs
         assert bench.faults(2)[-1] == "hung"
         detail = bench.samples(2)[-1].detail
         assert detail.startswith("the driver has not answered for ")
@@ -378,27 +364,24 @@ async def test_a_hung_gpu_holds_no_other_and_comes_back():
     assert all(set(bench.faults(gpu)) == {""} for gpu in but(2))
 
 
-async def test_a_refusal_that_is_no_loss_is_an_error_until_it_is_over():
+@pytest.mark.parametrize("error", [NvmlError(Return.UNKNOWN, "nvmlDeviceGetTemperature"), ZeroDivisionError("odd")])
+async def test_a_look_that_raises_is_an_error_until_it_is_over(error):
     bench = Bench()
     await bench.monitor.open()
-    bench.node.refuse("temperature", Return.UNKNOWN, gpu=6, times=2)
-    async with bench.running():
-        await bench.until(lambda: bench.faults(6)[-1:] == [""])
-    assert bench.faults(6)[:2] == ["error", "error"]
-    assert all(set(bench.faults(gpu)) <= {""} for gpu in but(6))
+    real, sixth = bench.driver.temperature, bench.driver.handle_by_index(6)
 
+    def odd(handle):
+        if handle == sixth:
+            raise error
+        return real(handle)
 
-async def test_an_odd_exception_of_a_look_is_an_error():
-    bench = Bench("h200")
-    await bench.monitor.open()
-    real = bench.driver.temperature
-    bench.driver.temperature = lambda handle: 1 // 0
+    bench.driver.temperature = odd
     async with bench.running():
-        await bench.until(lambda: bench.seen)
+        await bench.until(lambda: bench.faults(6)[:2] == ["error", "error"])
         bench.driver.temperature = real
-        await bench.until(lambda: bench.faults(0)[-1] == "")
-    assert bench.samples(0)[0].fault is Fault.ERROR
-    assert "ZeroDivisionError" in bench.samples(0)[0].detail
+        await bench.until(lambda: bench.faults(6)[-1:] == [""])
+    assert str(error) in bench.samples(6)[0].detail
+    assert bench.good(but(6))
 
 
 async def test_a_failed_wait_is_a_reason_to_look(monkeypatch):
@@ -422,7 +405,7 @@ async def test_without_events_the_looks_go_on(code, caplog):
 
 
 class LateEventSet(SimulatedDriver):
-    """Takes its time to make an event set until let go."""
+    """Makes an event set once `free` is set."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -467,7 +450,7 @@ async def test_an_event_set_of_a_driver_that_was_closed_is_not_used_for_the_next
 
 
 class LateBoth(LateEventSet):
-    """Beside, holds the looks at the GPU at index 2 until let go, and writes down who is asked for events meanwhile."""
+    """Also holds looks at the GPU at index 2 until `looks` is set. `registered` are the handles registered for events."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -534,7 +517,7 @@ async def test_one_gpu_without_events_is_said_once_and_the_others_have_theirs(ca
 
 
 class LateRegistering(SimulatedDriver):
-    """Takes its time to register the GPU at index 2 until let go, and then answers as it would have, or as `refused`."""
+    """Registers the GPU at index 2 once `free` is set, or raises `refused`."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -549,27 +532,22 @@ class LateRegistering(SimulatedDriver):
         super().register_events(handle, mask, events)
 
 
-async def test_a_gpu_that_hangs_while_its_events_are_asked_for_has_them_afterwards(monkeypatch):
-    monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
-    async with Bench(driver=LateRegistering).watching(rounds=0) as bench:
-        await bench.rounds(2, but(2))
-        assert bench.of(2) == []
-        bench.driver.free.set()
-        await bench.rounds(2)
-        await bench.xid(2, 79)
-    assert bench.driver.calls["register_events"] == 8
-
-
-async def test_a_late_refusal_of_events_is_said(monkeypatch, caplog):
+@pytest.mark.parametrize("refused", [None, NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceRegisterEvents")])
+async def test_a_late_answer_to_the_registration_of_a_gpu_counts(monkeypatch, caplog, refused):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
     bench = Bench(driver=LateRegistering)
-    bench.driver.refused = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceRegisterEvents")
+    bench.driver.refused = refused
     async with bench.watching(rounds=0):
-        await bench.rounds(1, but(2))
-        assert "no event of it" not in caplog.text
+        await bench.rounds(2, but(2))
+        assert bench.of(2) == []
+        assert "its events are not received" not in caplog.text
         bench.driver.free.set()
         await bench.rounds(2)
-    assert caplog.text.count("its events are not received, health relies on polling: it is too old") == 1
+        if refused is None:
+            await bench.xid(2, 79)
+            assert bench.driver.calls["register_events"] == 8
+    assert caplog.text.count("its events are not received") == bool(refused)
+    assert f"GPU {bench.uuids[2]}" in caplog.text or refused is None
 
 
 async def test_a_run_begun_again_has_the_events_of_meanwhile_and_those_that_follow():

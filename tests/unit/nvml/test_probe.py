@@ -29,7 +29,7 @@ def test_every_profile_probes_to_what_it_says(name, caplog):
         assert gpu.thresholds.slowdown == limits.slowdown
         assert gpu.thresholds.memory_max == limits.memory_max
         assert gpu.thresholds.gpu_max == limits.gpu_max
-        rows = {142, 143, 144, 145} if gpu.mig_devices else set()  # of which a partitioned GPU tells nothing
+        rows = {142, 143, 144, 145} if gpu.mig_devices else set()  # a partitioned GPU does not report these
         assert gpu.fields == {*PROBED, *MARGIN_FIELDS} & set(built.fields) - rows
         assert gpu.nvlinks == len(machine.node.profile.remotes[index])
         assert gpu.unsettled == frozenset()
@@ -82,7 +82,7 @@ TRAITS_OF: dict[str, set[str]] = {
     "temperature_threshold": {"thresholds"},
     "field_values": {"fields"},
 }
-"""What of a GPU stays open where a call does not answer for now."""
+"""Traits that stay unsettled if a call does not answer for the moment."""
 
 
 @pytest.mark.parametrize("call", TRAITS_OF)
@@ -124,7 +124,7 @@ def test_a_trait_that_is_not_told_is_none_that_the_gpu_has(call, code, caplog):
 
 
 def answering(monkeypatch, machine, values):
-    """Fields of the GPU that answer so, whatever its profile says."""
+    """Let the fields of the GPU have these values instead of those in its profile."""
     refusal = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
     monkeypatch.setattr(
         machine.driver, "field_values", lambda handle, fields: tuple(values.get(f.number, refusal) for f in fields)

@@ -503,7 +503,7 @@ def test_a_cluster_uuid_of_zeros_is_none(driver, library, missing, cluster, expe
     [
         ([(0, 0xFFFF_FFFE)], 0xFFFF_FFFE),
         ([(1, 7), (0, 3), (0, 2)], 3),
-        ([(1, 7), (2, 8)], 0),  # no clique of those that reach each other's memory
+        ([(1, 7), (2, 8)], 0),  # no clique whose GPUs reach each other's memory
         ([], 0),
         ([(1, 7)] * 63 + [(0, 5)], 5),
     ],

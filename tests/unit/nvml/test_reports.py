@@ -1,4 +1,4 @@
-"""Whose an event is: by the handle it names, else by the uuid that the driver has for that handle, else nobody's."""
+"""The GPU of an event: by its handle, else by the uuid that the driver reports for the handle."""
 
 import threading
 
@@ -69,7 +69,7 @@ async def test_each_type_of_an_event_is_told(kind, said):
 
 
 class Known(SimulatedDriver):
-    """Has one more handle, of whatever uuid the test says, or refuses to say."""
+    """Has one more handle, with the uuid or the error `whose`."""
 
     whose: str | int = ""
 
@@ -139,7 +139,7 @@ async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypat
 
 
 class Silent(SimulatedDriver):
-    """Does not say whose some handles are until let go; counts how many are asked about at once."""
+    """Answers for the uuids of `strangers` once `free` is set, and counts calls at the same time."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -229,7 +229,7 @@ async def test_every_gpu_is_told_that_nothing_is_heard_and_that_it_is_again():
 
 
 class Stuck(SimulatedDriver):
-    """A wait that holds its thread until let go."""
+    """A driver whose wait holds its thread until `free` is set."""
 
     free = threading.Event()
     holding = False

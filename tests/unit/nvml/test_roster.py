@@ -1,4 +1,4 @@
-"""What the host's word on bindings means: who has vanished, and when the driver is worth opening again."""
+"""The bindings that the host lists show which GPUs vanished, and when to open the driver again."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def opened(told, gpus):
 
 
 def tries(bus, gpus, rounds):
-    """The rounds in which the driver is opened again, each time in vain."""
+    """Return the rounds in which the driver is opened again, if no opening helps."""
     found = []
     for now in range(1, rounds):
         if bus.due_bus_ids(gpus, now):
@@ -35,11 +35,11 @@ def tries(bus, gpus, rounds):
     ("told", "handle", "binding", "vanished"),
     [
         ({ONE: 1, TWO: 2}, 1, None, False),
-        ({TWO: 2}, 1, 1, True),  # it was told of before
+        ({TWO: 2}, 1, 1, True),  # the host listed it before
         ({}, 1, 1, True),
-        ({TWO: 2}, None, None, True),  # others are told of, and it does not answer
-        ({TWO: 2}, 1, None, False),  # it answers: a host that never told of it is mistaken
-        ({}, None, None, False),  # a host that tells of none
+        ({TWO: 2}, None, None, True),  # the host lists others, and it does not answer
+        ({TWO: 2}, 1, None, False),  # it answers, so the host that never listed it is wrong
+        ({}, None, None, False),  # a host that lists no GPU
     ],
 )
 def test_who_has_vanished(told, handle, binding, vanished):

@@ -20,7 +20,7 @@ FIELDS = (
     - {"fault", "detail", "binding", "counting", "asked", "refused", "opening"}
     - {"unknown"}
 )
-"""What of a sample the driver is asked for."""
+"""Fields of a sample that the driver reports."""
 
 BY_FIELD_ALONE = {reading.name for reading in READINGS} - set(FUNCTIONS)
 
@@ -47,7 +47,7 @@ CALLS = {
     "power_limit": {"power_limit"},
     "field_values": BY_FIELD_ALONE,
 }
-"""The calls of the port that a full look makes at a part that answers no field which has a function, and what is made of each."""
+"""The calls of a full look at a part that answers by functions, and the fields of each call."""
 
 HANDLE = Handle(0x7F00_1234_5000)
 
@@ -89,13 +89,13 @@ WHOLE = Sample(
     vgpu_licensed=False,
     binding=5,
 )
-"""What the part below says: most fields are 1000 more than their ids, and of each further link 100 more."""
+"""The answers of `Part`: most fields are 1000 more than their ids, with 100 more for each further link."""
 
 
 class Part:
-    """A driver whose GPU answers everything, as no part does.
+    """A driver whose GPU answers every call.
 
-    `refusals` are codes by call, `field_refusals` by field; `asked` are the calls made, `fields` those asked for last.
+    `refusals` are codes by call, `field_refusals` by field. `asked` are the calls made, `fields` the last requested fields.
     """
 
     def __init__(self):
@@ -163,7 +163,7 @@ def part():
 
 
 class Machine:
-    """A simulated GPU as it was probed, with its driver open."""
+    """A probed GPU of a simulated node with an open driver."""
 
     def __init__(self, name="hgx-h100"):
         self.node = SimulatedNode(profile.load(name), wall_clock=lambda: 5000.0)
@@ -184,7 +184,7 @@ def machine():
 
 
 def without(names, *, refused=False):
-    """The sample without these fields; `refused`: for another reason than lack of support."""
+    """Return the sample without these fields. With `refused`, not for lack of support."""
     unsaid: dict[str, Any] = dict.fromkeys(names)
     of = frozenset(names) if refused else frozenset()
     return msgspec.structs.replace(WHOLE, **unsaid, refused=CORE & of, unknown=ACTION & of)
@@ -500,7 +500,7 @@ def test_a_sum_that_lacks_a_part_is_no_smaller_number_and_only_lack_of_support_i
             continue
         never = code in {*UNSUPPORTED, Return.INVALID_ARGUMENT}
         gaps = {reading.name}
-        if reading.name == "nvlinks":  # nothing tells then that link 1 is down; its counters answered all the same
+        if reading.name == "nvlinks":  # then it is not known that link 1 is down, but its counters answered
             assert seen.nvlink_crc_errors == WHOLE.nvlink_crc_errors
         assert (seen, unsupported) == (without(gaps, refused=not never), frozenset(gaps if never else ())), code
 

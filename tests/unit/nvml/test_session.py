@@ -26,7 +26,7 @@ async def calls():
 
 
 class Gated(SimulatedDriver):
-    """Holds the calls named here until let go."""
+    """A driver that holds these calls until its gate is opened."""
 
     def __init__(self, *held):
         super().__init__(SimulatedNode(profile.load("h200")))

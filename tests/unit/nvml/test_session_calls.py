@@ -15,7 +15,7 @@ from .monitored import LONG
 
 
 class Gate:
-    """Holds whoever calls it until it is opened."""
+    """A function that returns once it is opened."""
 
     def __init__(self):
         self.free = threading.Event()
@@ -107,7 +107,7 @@ async def test_a_call_for_which_no_thread_can_be_started_fails_and_the_next_one_
             with pytest.raises(RuntimeError, match="can't start"):
                 await job.done
     with monkeypatch.context() as patches:
-        patches.setattr(runtime_threads, "STALL", 100 * LONG)  # nobody is at work for whom the next call has to wait
+        patches.setattr(runtime_threads, "STALL", 100 * LONG)  # no thread is busy, so the next call need not wait
         assert await settled(workers.begin(int), LONG)
     gate = Gate()
     held = workers.begin(gate)

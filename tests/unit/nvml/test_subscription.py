@@ -1,4 +1,4 @@
-"""Whose events are heard, whatever befalls the event set or one of the GPUs in it."""
+"""Events of each GPU arrive although the event set or a GPU in it fails."""
 
 import threading
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ XID = EventType.XID_CRITICAL
 class ByTheHeader(SimulatedDriver):
     """Of the event set as nvml.h has it: a wait fails while a GPU of it is lost; UNKNOWN to a registration undoes it.
 
-    `lost` are the handles of GPUs that are lost to the wait alone, though they answer whatever else they are asked.
+    `lost` are handles of GPUs that only the wait reports as lost.
     """
 
     def __init__(self, node):
@@ -61,7 +61,7 @@ class ByTheHeader(SimulatedDriver):
                     raise NvmlError(Return.GPU_IS_LOST, "nvmlEventSetWait_v2")
             event = super().wait(events, timeout_ms)
             if events in self.undefined:
-                raise NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2")  # nothing is heard of it
+                raise NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2")  # no event of it arrives
             return event
         finally:
             self.waiting.discard(events)
@@ -72,7 +72,7 @@ class ByTheHeader(SimulatedDriver):
 
 
 async def heard(bench, gpu, xid=95):
-    """That an Xid of the GPU is heard."""
+    """Post an Xid of the GPU, which must arrive."""
     since = len(bench.seen)
     assert bench.node.post(gpu, XID, xid) >= 1
     await bench.until(lambda: XidEvent(xid) in bench.of(gpu, since))
@@ -101,7 +101,7 @@ async def test_a_gpu_that_is_lost_to_the_wait_alone_is_found_by_trying_each():
         await bench.rounds()
         bench.driver.lost.add(bad)
         await bench.until(lambda: any(bench.deliveries(4)))
-        # What is in a set when it is replaced is gone with it.
+        # Events in a set that is replaced are lost.
         await bench.until_turned(lambda: [len(each - {bad}) for each in bench.driver.members.values()] == [7])
         await heard(bench, 5)
         assert [gpu for gpu in range(8) if any(bench.deliveries(gpu)[-1:])] == [4]
@@ -122,7 +122,7 @@ async def test_what_undid_event_sets_is_nothing_to_the_driver_that_is_opened_nex
         await bench.until(lambda: any(bench.deliveries(3)[-1:]))
         await bench.until_turned(lambda: [len(each - {first}) for each in bench.driver.members.values()] == [7])
         bench.driver.lost.add(then)
-        await bench.until(lambda: any(bench.deliveries(5)[-1:]))  # so many in a row: the next set waits
+        await bench.until(lambda: any(bench.deliveries(5)[-1:]))  # after several sets in a row, the next one waits
         bench.driver.lost.clear()
         await bench.monitor.release(None)
         since = len(bench.seen)
@@ -219,7 +219,7 @@ async def test_nothing_is_reported_of_a_gpu_that_is_missing_until_it_returns():
 
 
 class HoldingOne(ByTheHeader):
-    """Holds the registration of one GPU until let go, and says whether a set was freed under it."""
+    """Holds the registration of one GPU until `free` is set, and counts sets that are freed during it."""
 
     held = Handle(0)
 

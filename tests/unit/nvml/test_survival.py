@@ -1,4 +1,4 @@
-"""What the monitor survives: whatever the driver raises, calls that are given up on midway, other settings; and its budget."""
+"""The monitor survives exceptions of the driver, canceled calls and other settings, and keeps its budget of calls."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ NOT_ASKED_BY_MONITORS = {"compute_mode", "set_compute_mode"}
 
 
 class Raising(SimulatedDriver):
-    """Raises what is no NvmlError from one call, so many times."""
+    """Raises another error than NvmlError from one call, `left` times."""
 
     call, error, left = "", OSError(5, "Input/output error"), 0
 
@@ -53,10 +53,10 @@ async def test_whatever_a_call_raises_once_or_for_long_looks_go_on(monkeypatch, 
     async with Bench(driver=Raising, poll=0.001).watching() as bench:
         for times, error in ((1, OSError(5, "Input/output error")), (10_000, ValueError("what?"))):
             broken(bench, call, times, error)
-            bench.node.lose(2)  # for the sake of new handles
+            bench.node.lose(2)  # so that handles are looked up again
             await bench.turned(2)
             bench.node.heal(2)
-            bench.monitor._reopening.rebooted = True  # for the sake of a driver that is opened again
+            bench.monitor._reopening.rebooted = True  # so that the driver is opened again
             await bench.turned(3)
             bench.driver.left = 0
             bench.monitor._reopening.rebooted = True

@@ -52,7 +52,7 @@ AZURE = "/sys/devices/LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00"
         ),
         # One right at the first switch, one behind a second.
         (f"{PLX}/0000:06:08.0/0000:0a:00.0", f"{PLX}/0000:06:0c.0/0000:0b:00.0/0000:0c:10.0/0000:0e:00.0", 20),
-        # Both under one switch that is behind another.
+        # Both under one switch, which is behind another switch.
         (
             f"{PLX}/0000:06:08.0/0000:07:00.0/0000:08:10.0/0000:0a:00.0",
             f"{PLX}/0000:06:08.0/0000:07:00.0/0000:08:14.0/0000:0b:00.0",
@@ -68,7 +68,7 @@ AZURE = "/sys/devices/LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00"
         # A virtual machine: all hang right at the root; or on one conventional bus behind a bridge.
         (f"{Q35}/0000:00:06.0", f"{Q35}/0000:00:07.0", TopologyLevel.HOSTBRIDGE),
         (f"{Q35}/0000:00:1e.0/0000:01:01.0", f"{Q35}/0000:00:1e.0/0000:01:02.0", TopologyLevel.SINGLE),
-        # Two functions of one device, wherever that is; a device and itself.
+        # Two functions of a device at any place; a device and itself.
         (f"{HGX}/0000:17:00.0/0000:18:00.0", f"{HGX}/0000:17:00.0/0000:18:00.1", TopologyLevel.INTERNAL),
         (f"{Q35}/0000:00:06.0", f"{Q35}/0000:00:06.1", TopologyLevel.INTERNAL),
         (f"{Q35}/0000:00:06.0", f"{Q35}/0000:00:06.0", TopologyLevel.INTERNAL),
@@ -79,7 +79,7 @@ AZURE = "/sys/devices/LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00"
         (f"{VMD}/10000:00:01.0/10000:01:00.0", f"{Q35}/0000:00:03.0/0000:02:00.0", TopologyLevel.HOSTBRIDGE),
         (f"{ARM}/0002:00:00.0/0002:01:00.0", f"{ARM}/0002:00:01.0/0002:02:00.0", TopologyLevel.HOSTBRIDGE),
         (f"{AZURE}/47505500/pci0001:00/0001:00:00.0", f"{AZURE}/47505501/pci0002:00/0002:00:00.0", None),
-        # Two host bridges; some names begin alike.
+        # Two host bridges; some names have the same beginning.
         (f"{HGX}/0000:17:00.0/0000:18:00.0", "/sys/devices/pci0000:37/0000:37:01.0/0000:38:00.0", None),
         ("/sys/devices/pci0000:1/0000:10:00.0", "/sys/devices/pci0000:15/0000:15:01.0", None),
         ("/sys/devices/pci0000:15/0000:16:00.0", "/sys/devices/pci0000:16/0000:16:00.0", None),
@@ -196,7 +196,7 @@ def test_links_and_cliques_are_those_of_the_profile_each_pair_once(name):
 
 
 class Counted:
-    """A driver or a host, and every question that was put to it, with its arguments."""
+    """A driver or a host. `asked` are the calls of it, with their arguments."""
 
     def __init__(self, answering):
         self._answering = answering
@@ -306,7 +306,7 @@ def test_a_gpu_whose_nvlinks_are_all_down_is_in_no_mesh_and_has_pcie_left(name):
 
 
 def elsewhere(monkeypatch, machine, kind):
-    """Has every NVLink that leads to no GPU of the node lead to a thing of that kind: a code if that is refused."""
+    """Let every NVLink without a GPU of the node at its end lead to this kind of device, or be refused with this code."""
 
     def to_switch(handle, link):
         if isinstance(kind, Return):

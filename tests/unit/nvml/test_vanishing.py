@@ -1,6 +1,4 @@
-"""GPUs that the driver is unbound from or bound to while the monitor watches, links that die, and a node that is booted."""
-
-from contextlib import asynccontextmanager
+"""GPUs that the driver is unbound from or bound to while the monitor runs, and a node that is booted."""
 
 import pytest
 
@@ -83,7 +81,7 @@ async def test_a_gpu_that_is_plugged_in_is_found_and_watched():
 
 
 class Hiding(SimulatedDriver):
-    """Counts seven of its eight GPUs, and knows no way to the last: as one that is excluded by a parameter."""
+    """Counts seven of its eight GPUs, as if a driver parameter excluded the last."""
 
     def device_count(self):
         return super().device_count() - 1
@@ -196,7 +194,7 @@ async def test_a_node_without_any_gpu_left_finds_the_next_one():
 
 
 async def test_a_remembered_gpu_that_vanished_takes_no_other_gpus_name():
-    """The GPUs behind it are numbered again: the index that was its own is another one's now, which cannot be read."""
+    """The driver numbers the later GPUs again, so its index now belongs to a GPU that cannot be read."""
     bench = Bench(remembered=remembered())
     bench.node.vanish(1)
     bench.node.lose(2)
@@ -239,53 +237,31 @@ def every_index_is_the_drivers(bench, *left_out):
     return there == {gpu: bench.uuids[gpu] for gpu in but(*left_out)}
 
 
-@asynccontextmanager
-async def without_gpus_2_and_5():
-    """A monitor that runs, and has seen two of eight GPUs vanish."""
-    async with Bench().watching() as bench:
+@pytest.mark.parametrize(("lost", "at"), [((), {2: 7}), ((3,), {3: 2, 2: 7})])
+async def test_indices_are_those_of_the_driver_then_the_ones_that_are_left(lost, at):
+    bench = Bench()
+    async with bench.watching():
         for gpu in (2, 5):
-            bench.node.vanish(gpu)
-            await bench.until(lambda gpu=gpu: "vanished" in bench.faults(gpu))
-        yield bench
-
-
-async def test_a_gpu_that_the_driver_lists_no_more_has_no_other_gpus_index():
-    async with without_gpus_2_and_5() as bench:
+            await bench.vanish(gpu)
+        for gpu in lost:
+            bench.node.lose(gpu)
         await bench.bring_back(5)
-        assert every_index_is_the_drivers(bench, 2)
-        assert indices(bench)[2] == 7, "after those of the driver"
+        assert every_index_is_the_drivers(bench, 2, *lost)
+        assert {gpu: indices(bench)[gpu] for gpu in at} == at
         await bench.bring_back(2)
         assert indices(bench) == {gpu: gpu for gpu in range(8)}
 
 
-async def test_a_gpu_that_cannot_be_read_has_the_index_that_is_left():
-    async with without_gpus_2_and_5() as bench:
-        bench.node.lose(3)
-        await bench.bring_back(5)
-        assert every_index_is_the_drivers(bench, 2, 3)
-        assert (indices(bench)[3], indices(bench)[2]) == (2, 7)
-        await bench.bring_back(2)
-        assert indices(bench) == {gpu: gpu for gpu in range(8)}
-
-
-async def test_a_remembered_gpu_that_is_gone_has_no_other_gpus_index():
+@pytest.mark.parametrize(("gone", "lost"), [((1, 4), ()), ((1,), (2,))])
+async def test_remembered_gpus_that_are_gone_come_after_the_indices_of_the_driver(gone, lost):
     bench = Bench(remembered=remembered())
-    for gpu in (1, 4):
+    for gpu in gone:
         bench.node.vanish(gpu)
-    node = await bench.monitor.open()
-    bench.monitor.close()
-    assert [(gpu.index, gpu.uuid) for gpu in node.gpus] == list(
-        enumerate(bench.uuids[gpu] for gpu in (*but(1, 4), 1, 4))
-    )
-
-
-async def test_a_remembered_gpu_that_cannot_be_read_is_known_by_the_index_that_is_left():
-    bench = Bench(remembered=remembered())
-    bench.node.vanish(1)
-    bench.node.lose(2)
-    node = await bench.monitor.open()
-    bench.monitor.close()
-    assert [(gpu.index, gpu.uuid) for gpu in node.gpus] == list(enumerate(bench.uuids[gpu] for gpu in (*but(1), 1)))
+    for gpu in lost:
+        bench.node.lose(gpu)
+    node = await bench.opened()
+    order = [bench.uuids[gpu] for gpu in (*but(*gone), *gone)]
+    assert [(gpu.index, gpu.uuid) for gpu in node.gpus] == list(enumerate(order))
 
 
 # The driver as a whole
@@ -340,7 +316,7 @@ async def test_a_boot_that_was_not_known_of_is_told_at_the_start():
     assert len(bench.boots) == 1
 
 
-# What a GPU never answers
+# Fields that a GPU does not support
 
 
 async def test_what_a_gpu_never_answers_is_learnt_once_and_told():

@@ -77,7 +77,7 @@ def test_wsl_without_an_nvidia_library_has_no_gpu_and_says_what_to_install(node,
     with pytest.raises(NvmlError, match=r"driver of the Windows host.*/usr/lib/wsl at the same path") as caught:
         driver.open()
     assert caught.value.code == Return.LIBRARY_NOT_FOUND
-    assert driver.device_count() == 0  # not that of the last time
+    assert driver.device_count() == 0  # and not the number of the last time
     driver.open()
     assert uuids(driver) == ["all"]
     assert [record.getMessage() for record in caplog.records] == [
@@ -109,29 +109,23 @@ def test_wsl_has_one_device_however_many_gpus_nvml_counts_and_none_for_none(nvml
     assert driver.device_count() == devices
 
 
-def test_tegra_files_without_a_library_are_tegra(node, nvml, tmp_path):
+@pytest.mark.parametrize(
+    ("code", "found"), [(Return.LIBRARY_NOT_FOUND, 1), (None, 8), (Return.DRIVER_NOT_LOADED, Return.DRIVER_NOT_LOADED)]
+)
+def test_files_of_tegra_count_if_there_is_no_library(node, nvml, tmp_path, code, found):
     tegra(tmp_path)
-    node.refuse("open", Return.LIBRARY_NOT_FOUND)
+    if code is not None:
+        node.refuse("open", code)
     driver = platform(nvml, tmp_path)
+    if isinstance(found, Return):
+        with pytest.raises(NvmlError) as caught:
+            driver.open()
+        assert caught.value.code == found
+        return
     driver.open()
-    assert uuids(driver) == ["tegra"]
+    assert len(uuids(driver)) == found
+    assert (uuids(driver) == ["tegra"]) is (found == 1)
     driver.close()
-
-
-def test_tegra_files_beside_a_library_are_not(node, nvml, tmp_path):
-    tegra(tmp_path)
-    driver = platform(nvml, tmp_path)
-    driver.open()
-    assert len(uuids(driver)) == 8
-    driver.close()
-
-
-def test_a_library_that_does_not_work_is_no_missing_library(node, nvml, tmp_path):
-    tegra(tmp_path)
-    node.refuse("open", Return.DRIVER_NOT_LOADED)
-    with pytest.raises(NvmlError) as caught:
-        platform(nvml, tmp_path).open()
-    assert caught.value.code == Return.DRIVER_NOT_LOADED
 
 
 @pytest.mark.parametrize(("strategy", "found"), [("tegra", ["tegra"]), ("nvml", 8)])
@@ -199,7 +193,7 @@ def test_a_gpu_that_hangs_does_not_keep_the_others_from_being_found(node, nvml, 
         driver = platform(nvml, tmp_path, machine="aarch64")
         driver.open()
         assert driver.device_count() == 8
-        assert any(thread.is_alive() for thread in driver_threads())  # the one that hangs holds nothing but its thread
+        assert any(thread.is_alive() for thread in driver_threads())  # the call that hangs keeps only its thread
     finally:
         node.heal(3)
 
@@ -209,7 +203,7 @@ def test_the_names_are_asked_all_at_once(nvml, tmp_path):
 
     class Meeting(SimulatedDriver):
         def name(self, handle):
-            together.wait()  # goes on when all eight are here
+            together.wait()  # returns once all eight calls wait
             return super().name(handle)
 
     nvml.__class__ = Meeting
