@@ -153,12 +153,6 @@ async def test_events_of_a_storm_arrive_all_and_in_order(play):
     assert outcome.events == sent
 
 
-async def test_silence_is_no_trouble(play, caplog):
-    driver, pauses, outcome = await play([QUIET] * 50)
-    assert len(driver.waits) == 50
-    assert (outcome.events, outcome.upsets, pauses.taken, caplog.records) == ([], [], [], [])
-
-
 async def test_a_driver_that_does_not_wait_is_not_asked_in_a_loop(play, caplog):
     driver, pauses, outcome = await play([*[HASTY] * 20, QUIET])
     assert pauses.taken == [min(events.FIRST_PAUSE, events.WAIT_MS / 1000)] * 20
@@ -243,44 +237,40 @@ async def test_a_wait_that_fails_on_the_way_out_is_not_said(play, caplog):
     assert (pauses.taken, outcome.upsets) == ([], [])
 
 
-def test_the_loop_may_close_while_the_thread_waits():
-    waiting, go, outcome = threading.Event(), threading.Event(), Outcome()
+class Held:
+    """A driver whose wait returns once `go` is set."""
 
-    class Late:
-        def wait(self, event_set, timeout_ms):
-            waiting.set()
-            assert go.wait(LONG)
-            return event(79)
+    def __init__(self):
+        self.waiting, self.go = threading.Event(), threading.Event()
 
-    async def leave():
-        waiter = EventWaiter(Late(), SET, outcome.deliver, outcome.on_failure, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
+    def wait(self, event_set, timeout_ms):
+        self.waiting.set()
+        assert self.go.wait(LONG)
+        return event(79)
+
+    async def stopped(self, outcome):
+        """Return a waiter that was stopped during its wait."""
+        waiter = EventWaiter(self, SET, outcome.deliver, outcome.on_failure, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
         waiter.start()
-        await anyio.to_thread.run_sync(waiting.wait, LONG)
+        await anyio.to_thread.run_sync(self.waiting.wait, LONG)
         waiter.stop()
         return waiter
 
-    waiter = asyncio.run(leave())
-    go.set()
+
+def test_the_loop_may_close_during_a_wait():
+    driver, outcome = Held(), Outcome()
+    waiter = asyncio.run(driver.stopped(outcome))
+    driver.go.set()
     waiter._thread.join(LONG)
     assert waiter.ended
     assert outcome.events == []
 
 
-async def test_who_asks_hears_when_the_thread_is_out_of_the_driver():
-    waiting, go, outcome = threading.Event(), threading.Event(), Outcome()
-
-    class Held:
-        def wait(self, event_set, timeout_ms):
-            waiting.set()
-            assert go.wait(LONG)
-            raise QUIET
-
-    waiter = EventWaiter(Held(), SET, outcome.deliver, outcome.on_failure, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
-    waiter.start()
-    await anyio.to_thread.run_sync(waiting.wait, LONG)
-    waiter.stop()
+async def test_a_waiter_has_left_once_its_thread_is_out_of_the_driver():
+    driver = Held()
+    waiter = await driver.stopped(Outcome())
     assert not await waiter.left(0.01)
-    go.set()
+    driver.go.set()
     assert await waiter.left(LONG)
     assert waiter.ended
 

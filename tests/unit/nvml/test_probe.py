@@ -251,20 +251,14 @@ def test_a_gpu_without_a_handle_or_a_name_is_a_refusal(call):
     assert caught.value.code == Return.UNKNOWN
 
 
-def test_a_known_gpu_is_asked_for_by_its_uuid():
-    machine = Machine("hgx-h100")
-    uuid = machine.node.profile.gpus[5].uuid
-    handle, gpu = machine.probe(3, uuid)
-    assert handle == machine.driver.handle_by_index(5)
-    assert gpu.uuid == uuid
-
-
-def test_a_gpu_may_be_asked_for_by_its_bus_id_without_a_look_at_any_other():
+@pytest.mark.parametrize("by_bus_id", [False, True])
+def test_a_known_gpu_is_found_by_its_uuid_or_by_its_bus_id_alone(by_bus_id):
     machine = Machine("hgx-h100")
     built = machine.node.profile.gpus[5]
+    fifth = machine.driver.handle_by_index(5)
     machine.driver.calls.clear()
-    handle, gpu = machine.probe(3, built.uuid, bus_id=built.pci_bus_id)
-    assert (gpu.uuid, gpu.pci_bus_id) == (built.uuid, built.pci_bus_id)
-    assert machine.driver.calls["handle_by_pci_bus_id"] == 1
-    assert machine.driver.calls["handle_by_uuid"] == machine.driver.calls["handle_by_index"] == 0
-    assert handle == machine.driver.handle_by_index(5)
+    handle, gpu = machine.probe(3, built.uuid, **{"bus_id": built.pci_bus_id} if by_bus_id else {})
+    assert (handle, gpu.uuid, gpu.pci_bus_id) == (fifth, built.uuid, built.pci_bus_id)
+    assert machine.driver.calls["handle_by_pci_bus_id"] == by_bus_id
+    assert machine.driver.calls["handle_by_uuid"] == (not by_bus_id)
+    assert machine.driver.calls["handle_by_index"] == 0

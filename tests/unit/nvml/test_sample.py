@@ -183,6 +183,22 @@ def machine():
     return Machine()
 
 
+def answering(monkeypatch, machine, odd):
+    """Let fields of the GPU have these values or errors by number. Return the mapping, which a test may change."""
+    real = machine.driver.field_values
+
+    def values(handle, fields):
+        answers = zip(fields, real(handle, fields), strict=True)
+        return tuple(odd.get(field.number, value) for field, value in answers)
+
+    monkeypatch.setattr(machine.driver, "field_values", values)
+    return odd
+
+
+NOT_SUPPORTED = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
+UNKNOWN = NvmlError(Return.UNKNOWN, "nvmlDeviceGetFieldValues")
+
+
 def without(names, *, refused=False):
     """Return the sample without these fields. With `refused`, not for lack of support."""
     unsaid: dict[str, Any] = dict.fromkeys(names)
@@ -332,17 +348,15 @@ def test_the_first_look_after_an_opening_asks_for_persistence_mode_in_any_turn(m
     assert machine.look(opening=4711, full=False, turn=turn, counting=None).sample.counting == 0
 
 
+@pytest.mark.parametrize("odd", ["refused", "all ones"])
 @pytest.mark.parametrize(("before", "known"), [(None, 4711), (0, 0), (4710, 4710)])
-def test_a_persistence_mode_that_is_not_told_now_is_what_it_was(machine, before, known):
-    machine.node.refuse("persistence_mode", Return.UNKNOWN)
+def test_a_persistence_mode_that_is_unknown_now_is_what_it_was(machine, monkeypatch, odd, before, known):
+    if odd == "refused":
+        machine.node.refuse("persistence_mode", Return.UNKNOWN)
+    else:
+        monkeypatch.setattr(machine.driver, "persistence_mode", lambda _: None)
     found = machine.look(opening=4711, counting=before)
     assert (found.sample.counting, "counting" in found.unsupported) == (known, False)
-
-
-def test_a_persistence_mode_that_is_all_ones_is_what_it_was(machine, monkeypatch):
-    monkeypatch.setattr(machine.driver, "persistence_mode", lambda _: None)
-    for before in (0, 7):
-        assert machine.look(counting=before).sample.counting == before
 
 
 def test_a_persistence_mode_that_is_never_told_is_asked_for_once(machine):
@@ -410,9 +424,10 @@ def test_an_unknown_error_is_the_gpus_where_every_gpu_answers_and_the_questions_
         assert seen == without(CALLS[call], refused=True)
 
 
-def test_a_driver_that_is_not_loaded_is_a_fault_where_fields_with_the_energy_are_refused(part):
-    part.refusals["field_values"] = Return.DRIVER_NOT_LOADED
-    assert part.see(answered=PROBED)[0].fault is Fault.DRIVER
+@pytest.mark.parametrize(("code", "kind"), [(Return.DRIVER_NOT_LOADED, Fault.DRIVER), (Return.UNKNOWN, Fault.ERROR)])
+def test_refused_fields_are_a_fault_if_the_energy_is_among_them(part, code, kind):
+    part.refusals["field_values"] = code
+    assert part.see(answered=PROBED)[0].fault is kind
     assert part.see({"energy"}, answered=PROBED)[0].fault is Fault.NONE
 
 
@@ -454,12 +469,6 @@ def test_a_flag_that_is_all_ones_is_unknown_and_no_fault(part, number, name, odd
     seen, unsupported = part.see(answered=PROBED)
     assert getattr(seen, name) is None
     assert (seen.fault, unsupported) == (Fault.NONE, frozenset())
-
-
-def test_fields_that_are_refused_as_unknown_are_the_gpus_trouble_where_its_energy_is_among_them(part):
-    part.refusals["field_values"] = Return.UNKNOWN
-    assert part.see(answered=PROBED)[0].fault is Fault.ERROR
-    assert part.see({"energy"}, answered=PROBED)[0].fault is Fault.NONE
 
 
 def test_a_gpu_that_answers_no_question_is_unreadable(part):
@@ -561,25 +570,20 @@ def test_what_a_part_never_says_is_learnt_in_one_look(name):
 
 @pytest.mark.parametrize("number", [230, 214])
 def test_a_field_that_answered_the_probe_is_supported_even_if_it_is_refused_once(machine, monkeypatch, number):
-    real = machine.driver.field_values
-
-    def some(handle, fields):
-        answers = zip(fields, real(handle, fields), strict=True)
-        refusal = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
-        return tuple(refusal if field.number == number else value for field, value in answers)
-
     name = next(reading.name for reading in READINGS if number in reading.numbers)
-    monkeypatch.setattr(machine.driver, "field_values", some)
+    answering(monkeypatch, machine, {number: NOT_SUPPORTED})
     found = machine.look()
     assert getattr(found.sample, name) is None
     assert name not in found.unsupported
-    machine.probe()  # which finds no answer either
+    machine.probe()  # it finds no answer either
     assert name in machine.look().unsupported
 
 
-def test_a_gpu_that_is_cut_is_not_asked_for_its_rows_until_it_is_whole_again():
-    machine = Machine("h100-mig-single")
-    assert machine.gpu.mig_devices
+@pytest.mark.parametrize("name", ["h100-mig-single", "hgx-h100"])
+def test_a_partitioned_gpu_does_not_report_its_rows_until_it_is_whole_again(name):
+    machine = Machine(name)
+    if not machine.gpu.mig_devices:
+        machine.node.partition(0, ["3g.40gb"])  # between two looks
     found = machine.look()
     assert found.sample.remap_pending is found.sample.remap_failure is None
     assert not {"remap_pending", "remap_failure"} & found.unsupported
@@ -588,15 +592,6 @@ def test_a_gpu_that_is_cut_is_not_asked_for_its_rows_until_it_is_whole_again():
     assert machine.driver.calls["remapped_rows"] == 0
     machine.node.partition(0, None)
     machine.gpu = msgspec.structs.replace(machine.gpu, mig_devices=(), mig_enabled=False)
-    assert machine.look(found.unsupported).sample.remap_pending is False
-
-
-def test_a_gpu_that_is_cut_between_two_looks_has_not_unlearnt_to_tell_of_its_rows(machine):
-    machine.node.partition(0, ["3g.40gb"])
-    found = machine.look()
-    assert found.sample.remap_pending is None
-    assert not {"remap_pending", "remap_failure"} & found.unsupported
-    machine.node.partition(0, None)
     assert machine.look(found.unsupported).sample.remap_pending is False
 
 
@@ -667,26 +662,16 @@ def test_one_limit_that_is_not_told_for_the_moment_keeps_the_others(machine, mon
     assert machine.gpu.unsettled == {"thresholds"}
 
 
-def test_a_field_that_was_answered_once_stays_known_while_others_are_asked_again(machine, monkeypatch):
-    real, refused = machine.driver.field_values, {230, 193}
-
-    def some(handle, fields):
-        answers = zip(fields, real(handle, fields), strict=True)
-        refusal = NvmlError(Return.UNKNOWN, "nvmlDeviceGetFieldValues")
-        return tuple(refusal if field.number in refused else value for field, value in answers)
-
+def test_a_field_that_was_answered_once_stays_known_while_others_are_read_again(machine, monkeypatch):
     whole = machine.gpu
-    monkeypatch.setattr(machine.driver, "field_values", some)
+    odd = answering(monkeypatch, machine, {230: UNKNOWN, 193: UNKNOWN})
     machine.probe()
     assert machine.gpu.unsettled == {"fields"}
     assert machine.gpu.fields == whole.fields - {230, 193}
-    refused = {180, 194}
-    machine.gpu = machine.look().gpu
-    assert (machine.gpu.fields, machine.gpu.margins, machine.gpu.unsettled) == (
-        whole.fields,
-        whole.margins,
-        frozenset(),
-    )
+    odd.clear()
+    odd |= {180: UNKNOWN, 194: UNKNOWN}
+    found = machine.look().gpu
+    assert (found.fields, found.margins, found.unsettled) == (whole.fields, whole.margins, frozenset())
 
 
 def test_a_gpu_lost_while_it_is_asked_again_is_as_it_was(machine):
@@ -703,33 +688,16 @@ def test_a_part_without_nvlinks_is_not_asked_of_them_again():
     assert not {"nvlink_crc_errors", "nvlink_failed_recoveries"} & bare.unsupported
 
 
-def test_a_core_reading_that_answered_the_probe_and_is_refused_now_is_no_answer(machine, monkeypatch):
-    real = machine.driver.field_values
-
-    def some(handle, fields):
-        refusal = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
-        answers = zip(fields, real(handle, fields), strict=True)
-        return tuple(refusal if field.number == 83 else value for field, value in answers)
-
-    assert machine.look().sample.core_answered
-    monkeypatch.setattr(machine.driver, "field_values", some)
-    assert machine.look().sample.refused == {"energy"}
-
-
-@pytest.mark.parametrize("odd", [NvmlError(Return.NOT_SUPPORTED, "x"), NvmlError(Return.UNKNOWN, "x"), 2**32 - 1])
-def test_a_recovery_action_that_answered_the_probe_and_does_not_now_is_unknown(machine, monkeypatch, odd):
-    real = machine.driver.field_values
-    assert machine.look().sample.unknown == frozenset()
-    monkeypatch.setattr(
-        machine.driver,
-        "field_values",
-        lambda handle, fields: tuple(
-            odd if field.number == 230 else value for field, value in zip(fields, real(handle, fields), strict=True)
-        ),
-    )
+@pytest.mark.parametrize("odd", [NOT_SUPPORTED, UNKNOWN, 2**32 - 1])
+def test_readings_that_answered_the_probe_and_do_not_now_are_unknown(machine, monkeypatch, odd):
+    good = machine.look().sample
+    assert (good.core_answered, good.unknown) == (True, frozenset())
+    answers = answering(monkeypatch, machine, {230: odd})
     found = machine.look()
     assert (found.sample.recovery_action, found.sample.unknown) == (None, ACTION)
     assert "recovery_action" not in found.unsupported
+    answers |= {83: NOT_SUPPORTED}
+    assert machine.look().sample.refused == {"energy"}
 
 
 @pytest.mark.parametrize("full", [True, False])
