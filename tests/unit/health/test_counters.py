@@ -174,7 +174,7 @@ def test_growth_is_stored_once_a_minute_and_a_kill_loses_none():
 @pytest.mark.parametrize(("pair", "bad"), [(NVLINK, (1, 0)), (NVLINK, (0, 101)), (PCIE, (0, 51))])
 def test_counters_that_looks_request_in_turns_count_like_counters_of_every_look(pair, bad):
     turns = [
-        Sample(**{name: total}, asked=frozenset({name}))  # type: ignore[arg-type]
+        Sample(**{name: total}, asked=frozenset({name}))
         for name, total in zip((pair.first, pair.second), bad, strict=True)
     ]
     gpu = pair.watched()

@@ -12,9 +12,8 @@ from tests.unit.health.watching import GPU, Watched
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
 
 
-def look(*values: int) -> Sample:
-    """Return a look at two NVLinks and a fabric of this state, status, health mask and summary."""
-    return Sample(nvlinks=(True, True), fabric=Fabric(*values))
+def look(state: int, status: int = 0, health_mask: int = 0, summary: int = 0) -> Sample:
+    return Sample(nvlinks=(True, True), fabric=Fabric(state, status, health_mask, summary))
 
 
 SHIFTS = {condition.name.lower(): int(condition) for condition in FabricCondition} | {

@@ -291,14 +291,14 @@ def test_a_report_has_the_worst_reading_the_latest_and_the_limit(signal, seen, r
 )
 def test_a_restart_keeps_the_worst_reading_and_reads_its_own(name, opening, worst, now):
     one = watched()
-    observe(one, *[Sample(**{name: value}) for value in opening], every=5.0)  # type: ignore[arg-type]
+    observe(one, *[Sample(**{name: value}) for value in opening], every=5.0)
     written = msgspec.json.decode(msgspec.json.encode(one.evidence()), type=tuple[Evidence, ...])
     assert all(each.possible for each in written)
     after = watched(written)
     for latest in (None, now):
         ((found,)) = reported(after, name)["readings"]
         assert (found["worst"], found["now"]) == (worst, latest)
-        observe(after, Sample(**{name: now}), start=1_100.0)  # type: ignore[arg-type]
+        observe(after, Sample(**{name: now}), start=1_100.0)
 
 
 def test_only_a_new_worst_reading_is_stored():

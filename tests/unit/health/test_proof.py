@@ -15,9 +15,9 @@ WITHOUT_ENERGY = replace(MARKS, energy=None, taken=None)
 MUCH = 10_000_000_000
 
 
-def waiting(marks: Marks = MARKS, proof: Proof = Proof.RESET, **more: bool) -> AnyLatch:
+def waiting(marks: Marks = MARKS, proof: Proof = Proof.RESET, *, booted: bool = False) -> AnyLatch:
     """Return an open latch that this proof closes, with these marks."""
-    return Latch(NOTHING, Verdict.FATAL, "words", 1.0, proof, recovery=Recovery(marks, **more))
+    return Latch(NOTHING, Verdict.FATAL, "words", 1.0, proof, recovery=Recovery(marks, reset=booted, rebound=booted))
 
 
 def look(latch: AnyLatch | None, *seen: Sample, unfit: bool = False, says_action: bool = False) -> AnyLatch | None:
@@ -129,10 +129,10 @@ def test_a_recovery_needs_a_sign_that_stays_and_three_clean_looks(marks, seen, p
 
 @pytest.mark.parametrize("proof", [Proof.QUIET, Proof.RESET, Proof.REBOOT])
 def test_a_boot_proves_with_three_looks(proof):
-    booted = waiting(Marks(), proof, reset=True, rebound=True)
+    booted = waiting(Marks(), proof, booted=True)
     assert look(booted, *[Sample()] * 2) is not None
     assert look(booted, *[Sample()] * 3) is None
-    booted = waiting(Marks(energy=MUCH, counting=0), proof, reset=True, rebound=True)
+    booted = waiting(Marks(energy=MUCH, counting=0), proof, booted=True)
     assert look(booted, *energies(0, MUCH + 1, MUCH + 2, MUCH + 3)) is None, "no look contradicts a boot"
 
 

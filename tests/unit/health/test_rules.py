@@ -41,8 +41,12 @@ def asks(action: int) -> Sample:
     return Sample(counting=0, recovery_action=action)
 
 
-def links(*up: bool, **fabric: int) -> Sample:
-    return Sample(nvlinks=up, fabric=Fabric(**fabric) if fabric else None)
+def links(*up: bool) -> Sample:
+    return Sample(nvlinks=up)
+
+
+def fabric(state: int, status: int = 0, summary: int = 0) -> Sample:
+    return Sample(nvlinks=(True, True), fabric=Fabric(state, status, summary=summary))
 
 
 def pages(count: int, *, pending: bool) -> Sample:
@@ -81,7 +85,7 @@ class Rule(NamedTuple):
 
 
 UP = links(True, True)
-JOINED = links(True, True, state=3, summary=1)
+JOINED = fabric(state=3, summary=1)
 MARGIN = (Sample(margin=55),)
 RULES = {
     "hung": Rule("hung", HUNG, GOOD, FATAL, overridden=FATAL),
@@ -127,14 +131,10 @@ RULES = {
         leave=4,
     ),
     "nvlink": Rule("nvlink", links(True, False), UP, DEGRADED, enter=2, before=(UP,)),
-    "fabric being joined": Rule("fabric", links(True, True, state=2), JOINED, FATAL, enter=2, before=(JOINED,)),
-    "fabric that failed": Rule(
-        "fabric", links(True, True, state=3, status=999), JOINED, FATAL, enter=2, before=(JOINED,)
-    ),
-    "fabric unhealthy": Rule("fabric", links(True, True, state=3, summary=2), JOINED, FATAL, enter=2, before=(JOINED,)),
-    "fabric limited": Rule(
-        "fabric", links(True, True, state=3, summary=3), JOINED, DEGRADED, enter=2, before=(JOINED,)
-    ),
+    "fabric being joined": Rule("fabric", fabric(state=2), JOINED, FATAL, enter=2, before=(JOINED,)),
+    "fabric that failed": Rule("fabric", fabric(state=3, status=999), JOINED, FATAL, enter=2, before=(JOINED,)),
+    "fabric unhealthy": Rule("fabric", fabric(state=3, summary=2), JOINED, FATAL, enter=2, before=(JOINED,)),
+    "fabric limited": Rule("fabric", fabric(state=3, summary=3), JOINED, DEGRADED, enter=2, before=(JOINED,)),
     "recovery-action reset": Rule("recovery-action", asks(1), asks(0), FATAL),
     "recovery-action reboot": Rule("recovery-action", asks(2), asks(0), FATAL),
     "recovery-action drain": Rule("recovery-action", asks(3), asks(0), FATAL),

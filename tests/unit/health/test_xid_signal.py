@@ -249,7 +249,8 @@ def test_a_reset_without_confirmation_or_proof_ends_no_count():
     assert gpu.see(*[XidEvent(74)] * 10, look(energy=AFTER_RESET), every=6) is FATAL
     assert gpu.see(XidEvent(74)) is FATAL
     gpu = watched(74)
-    gpu.see(*[XidEvent(74), look(0)] * 9, every=15.0)
+    for _ in range(9):
+        gpu.see(XidEvent(74), look(0), every=15.0)
     assert gpu.see(look(0, energy=5), XidEvent(74)) is FATAL, "one odd energy before the next Xid"
     gpu = watched(94)
     gpu.see(XidEvent(94), look(energy=10), look(energy=20), every=6)

@@ -307,17 +307,15 @@ def test_errors_of_applications_of_several_owners_are_the_gpus(errors, verdict):
 
 def test_a_cleanup_is_degraded_only_while_the_fabric_is_not_joined():
     gpu = TimeLine()
-    joined, waiting = (
-        {"fabric": Fabric(3, 0, 0, 1), "nvlinks": (True, True)},
-        {"fabric": Fabric(2), "nvlinks": (True, True)},
-    )
-    gpu.run(10.0, **joined)
+    joined, waiting = Fabric(3, 0, 0, 1), Fabric(2)
+    links = (True, True)
+    gpu.run(10.0, fabric=joined, nvlinks=links)
     gpu.xid(45)
-    assert gpu.run(MINUTE, **joined) is APP
-    gpu.run(20.0, **waiting)
+    assert gpu.run(MINUTE, fabric=joined, nvlinks=links) is APP
+    gpu.run(20.0, fabric=waiting, nvlinks=links)
     assert gpu.of(45) is DEGRADED
-    assert gpu.run(20.0, **joined) is APP
-    assert gpu.run(10 * MINUTE, **joined) is OK
+    assert gpu.run(20.0, fabric=joined, nvlinks=links) is APP
+    assert gpu.run(10 * MINUTE, fabric=joined, nvlinks=links) is OK
 
 
 def test_a_storm_of_cleanups_at_the_end_of_jobs_is_no_fault():
