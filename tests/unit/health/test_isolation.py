@@ -128,14 +128,14 @@ def eight():
         Order("release"),
     ],
 )
-def test_what_hits_a_whole_gpu_reaches_all_28_devices_of_it_and_no_other(cut, event):
+def test_a_fault_of_a_gpu_affects_all_its_devices_and_no_others(cut, event):
     assert cut.observe("GPU-a", event) == slices("a")
     assert len(cut.unhealthy) == 28
     assert len(cut.reasons) == 1
 
 
 @pytest.mark.parametrize("at", range(7))
-def test_what_hits_one_slice_reaches_its_four_replicas_and_no_other(cut, at):
+def test_a_fault_of_a_mig_device_affects_its_four_replicas_and_no_others(cut, at):
     assert cut.observe("GPU-a", XidEvent(TIMEOUT, 7 + at, 0)) == replicas(f"MIG-a{at}")
     assert cut.reasons == {"Xid 46 (GPU timeout)"}
 
@@ -156,7 +156,7 @@ def test_a_reset_of_the_gpu_is_proof_for_its_slices_and_for_no_other_gpu(cut):
     assert cut.observe("GPU-a", Sample(counting=0, energy=30)) == slices("b")
 
 
-def test_a_restart_knows_which_slice_it_was(cut):
+def test_a_restart_keeps_the_mig_device_of_a_fault(cut):
     cut.observe("GPU-a", XidEvent(TIMEOUT, 9, 0))
     again = Plugin(sevenfold("a", 0), sevenfold("b", 1), mig_strategy="mixed", sharing=(four(SLICE),))
     again.ledger.replay(cut.ledger.evidence())
@@ -186,7 +186,7 @@ def test_instance_zero_on_a_gpu_without_mig_is_the_gpu(eight, event):
 
 
 @pytest.mark.parametrize("index", [0, 3, 7])
-def test_a_lost_gpu_of_eight_takes_no_other_along(eight, index):
+def test_a_lost_gpu_affects_no_other(eight, index):
     lost = f"GPU-{index}"
     assert eight.observe(lost, LOST, *[LOST] * 20) == {lost}
     for other in sorted(set(eight.ids) - {lost}):
@@ -195,7 +195,7 @@ def test_a_lost_gpu_of_eight_takes_no_other_along(eight, index):
 
 
 @pytest.mark.parametrize("strategy", [TIME_SLICING, MPS])
-def test_four_replicas_of_two_gpus_fall_together_and_only_with_their_own(strategy):
+def test_the_replicas_of_a_gpu_are_unhealthy_together(strategy):
     shared = Plugin(Gpu("GPU-a", 0), Gpu("GPU-b", 1), sharing=(four(GPU, strategy),), mps_root="/run/mps")
     assert len(shared.ids) == 8
     assert shared.unhealthy == set()
@@ -204,13 +204,13 @@ def test_four_replicas_of_two_gpus_fall_together_and_only_with_their_own(strateg
     assert shared.observe("GPU-b", *[Sample(counting=0, energy=at) for at in range(3)]) == replicas("GPU-a")
 
 
-def test_a_whole_gpu_beside_one_that_is_cut_is_left_alone():
+def test_a_fault_of_a_partitioned_gpu_does_not_affect_a_whole_gpu():
     mixed = Plugin(Gpu("GPU-w", 0), sevenfold("a", 1), mig_strategy="mixed", sharing=(four(GPU), four(SLICE)))
     assert mixed.observe("GPU-a", XidEvent(BUS)) == slices("a")
     assert mixed.observe("GPU-w", XidEvent(BUS)) == slices("a") | replicas("GPU-w")
 
 
-def test_what_is_degraded_stays_in_the_list(eight):
+def test_a_degraded_gpu_stays_healthy_in_the_list(eight):
     up, down = Sample(nvlinks=(True, True)), Sample(nvlinks=(True, False))
     assert eight.observe("GPU-1", up, down, down) == set()
     assert {key.signal for key, _, _ in eight.ledger.standing("GPU-1")} == {"nvlink"}

@@ -43,7 +43,7 @@ class Holding(SimulatedDriver):
         super().close()
 
 
-async def test_eight_gpus_that_hang_are_all_asked_at_once_and_none_has_a_good_look(monkeypatch):
+async def test_eight_gpus_that_hang_are_read_in_parallel_and_have_no_good_look(monkeypatch):
     monkeypatch.setattr(monitor, "FIRST_LOOKS", 0.3)
     bench = Bench(driver=Holding)
     began = anyio.current_time()
@@ -98,7 +98,7 @@ async def test_looks_that_take_almost_a_second_are_over_in_little_more_than_one(
     bench.monitor.close()
 
 
-async def test_who_opens_and_is_called_off_closes_the_driver_under_no_call():
+async def test_a_canceled_start_does_not_close_the_driver_during_a_call():
     bench = Bench(driver=Holding)
     with anyio.move_on_after(0.3):
         await bench.monitor.open()
@@ -137,7 +137,7 @@ async def test_an_observer_that_fails_over_one_gpu_costs_no_other_its_looks(capl
     assert odd in caplog.text
 
 
-async def test_a_single_refusal_to_open_is_nobodys_fault():
+async def test_a_single_refusal_to_open_is_no_fault_of_a_gpu():
     async with Bench().watching() as bench:
         bench.node.refuse("open", Return.UNKNOWN, times=1)
         since = len(bench.seen)

@@ -52,7 +52,7 @@ def test_a_structure_lies_as_the_header_has_it(name):
 
 
 @pytest.mark.parametrize("structure", structures.VERSIONED)
-def test_a_structure_says_its_version(structure):
+def test_a_structure_has_its_version(structure):
     name = next(name for name, passed in PASSED.items() if passed is structure)
     assert structures.made(structure).version == header.version(name, int(name.split("_v")[1][0]))
     assert set(structures.VERSIONED) == {

@@ -124,7 +124,7 @@ async def test_a_link_to_a_switch_that_dies_is_one_less_to_every_other_gpu():
     assert without(bench.nodes[-1], bench.uuids[2]) == without(node, bench.uuids[2])
 
 
-async def test_after_the_driver_was_opened_anew_they_are_read_once_more_when_the_gpus_speak():
+async def test_links_are_read_again_after_the_driver_was_opened_again():
     async with Bench().watching() as bench:
         await bench.monitor.release(None)
         for gpu in range(8):
@@ -156,14 +156,14 @@ SEEN = Sample(nvlinks=(True, False), fabric=FABRIC)
         (replace(SEEN, fabric=replace(FABRIC, clique=8)), True),
     ],
 )
-def test_what_makes_links_other_ones(later, news):
+def test_changes_of_links_and_of_the_fabric_make_links_read_again(later, news):
     watched = Watched(Gpu("GPU-a", 0), Handle(1))
     assert watched.links_changed(SEEN)
     assert watched.links_changed(later) is news
     assert watched.links_changed(later) is False
 
 
-def test_what_a_gpu_said_before_it_was_described_anew_is_no_longer_known():
+def test_a_new_description_makes_links_read_again():
     watched = Watched(Gpu("GPU-a", 0), Handle(1))
     watched.links_changed(SEEN)
     watched.update_description(Handle(2), watched.gpu)
@@ -192,7 +192,7 @@ async def test_a_lost_gpu_changes_nothing_for_the_others():
     assert sum(bench.driver.calls.values()) == asked, "who places pods asks no driver"
 
 
-async def test_of_a_gpu_lost_while_it_is_read_what_was_known_holds():
+async def test_a_gpu_lost_during_a_reading_keeps_its_known_links():
     bench = Bench("dgx1-v100")
     node = await bench.monitor.open()
     five, zero = bench.uuids[5], bench.uuids[0]
@@ -258,7 +258,7 @@ async def test_a_gpu_that_was_not_asked_stays_in_its_mesh(how):
     assert of(bench.monitor.node, three) == of(node, three)
 
 
-async def test_a_reading_that_takes_its_time_is_followed_by_another_where_something_changed_meanwhile():
+async def test_a_slow_reading_is_repeated_if_links_changed_during_it():
     entered, free = threading.Event(), threading.Event()
 
     class Slow(SimulatedDriver):
@@ -285,7 +285,7 @@ async def test_a_reading_that_takes_its_time_is_followed_by_another_where_someth
 # Refusals for the moment
 
 
-async def test_what_is_refused_once_is_read_again_and_said_once(caplog):
+async def test_a_refused_reading_is_repeated_and_logged_once(caplog):
     bench = Bench("dgx1-v100")
     bench.node.refuse("common_ancestor", Return.UNKNOWN, times=3)
     async with bench.watching(rounds=0):
@@ -296,7 +296,7 @@ async def test_what_is_refused_once_is_read_again_and_said_once(caplog):
     assert bench.monitor.node == await as_built("dgx1-v100")
 
 
-async def test_what_is_refused_for_ever_is_said_once_and_not_asked_on_and_on(caplog):
+async def test_a_reading_that_is_always_refused_is_repeated_a_few_times_and_logged_once(caplog):
     bench = Bench("dgx1-v100")
     bench.node.refuse("common_ancestor", Return.UNKNOWN)
     async with bench.watching(rounds=0):
@@ -309,7 +309,7 @@ async def test_what_is_refused_for_ever_is_said_once_and_not_asked_on_and_on(cap
     assert len(said(caplog)) == 1
 
 
-async def test_a_reading_that_fails_leaves_what_is_known(caplog):
+async def test_a_reading_that_fails_keeps_the_known_links(caplog):
     class Odd(SimulatedDriver):
         odd = False
 

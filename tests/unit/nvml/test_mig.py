@@ -134,7 +134,7 @@ def test_a_gpu_lost_midway_is_no_matter_of_one_device(monkeypatch, call, code):
     assert caught.value.code == code
 
 
-def test_two_devices_of_one_uuid_are_not_taken_for_two(monkeypatch):
+def test_two_devices_with_one_uuid_count_once(monkeypatch):
     machine = Machine("1g.5gb", "1g.5gb")
     first = machine.driver.uuid(machine.driver.mig_handle(machine.handle, 0))
     monkeypatch.setattr(machine.driver, "uuid", lambda handle: first)
@@ -152,7 +152,7 @@ def test_without_a_name_the_profile_is_computed(monkeypatch, code):
     assert machine.read() == whole
 
 
-def test_without_attributes_the_name_says_it(monkeypatch):
+def test_without_attributes_the_profile_comes_from_the_name(monkeypatch):
     machine = Machine("3g.20gb", "1c.3g.20gb")
     known = machine.read().devices
     for index in range(2):
@@ -169,7 +169,7 @@ def test_a_known_device_costs_a_handle_and_a_uuid():
     assert machine.driver.calls == {"mig_mode": 1, "max_mig_devices": 1, "mig_handle": 7, "uuid": 2}
 
 
-def test_a_known_device_at_another_index_is_described_anew():
+def test_a_known_device_at_another_index_is_described_again():
     machine = Machine("3g.20gb", "3g.20gb")
     first, second = machine.read().devices
     assert machine.read((replace(first, index=1, gpu_instance=9), second)).devices == (first, second)
@@ -304,7 +304,7 @@ def test_one_unreadable_device_hides_neither_the_others_nor_the_gpu(monkeypatch,
 
 
 @pytest.mark.parametrize("call", ["mig_mode", "max_mig_devices"])
-def test_a_gpu_that_does_not_say_how_it_is_cut_is_a_gpu(call, caplog):
+def test_a_gpu_that_does_not_report_its_partition_is_still_a_gpu(call, caplog):
     machine = Machine("3g.20gb")
     machine.node.refuse(call, Return.UNKNOWN)
     found = machine.probe()

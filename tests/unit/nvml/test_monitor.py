@@ -25,7 +25,7 @@ async def gone(threads):
 # Finding the GPUs
 
 
-async def test_open_finds_every_gpu_and_says_so_once():
+async def test_open_finds_every_gpu_and_publishes_the_node_once():
     bench = Bench()
     node = await bench.monitor.open()
     assert bench.nodes == [node]
@@ -92,7 +92,7 @@ async def test_without_a_gpu_nothing_is_published_and_nothing_left_behind():
     assert await gone(driver_threads())
 
 
-async def test_where_only_remembered_gpus_are_left_they_are_listed():
+async def test_remembered_gpus_are_listed_also_if_no_other_is_left():
     known = Gpu("GPU-known", 0, minor=0, model="NVIDIA Known")
     bench = Bench(driver=Empty, remembered=[known])
     node = await bench.monitor.open()
@@ -179,7 +179,7 @@ async def test_a_gpu_that_was_lost_at_the_start_joins_with_its_events(known):
         await bench.xid(3, 48)
 
 
-async def test_a_gpu_that_answers_for_another_is_not_taken_for_two():
+async def test_a_gpu_that_answers_for_another_is_not_listed_twice():
     bench = Bench()
     bench.node.lose(3)
     await bench.monitor.open()
@@ -240,7 +240,7 @@ async def test_an_event_that_comes_during_a_round_brings_another_round():
         await bench.rounds(2)
 
 
-async def test_a_storm_of_events_is_no_storm_of_looks_and_none_at_other_gpus(monkeypatch):
+async def test_a_storm_of_events_causes_one_look_at_its_gpu(monkeypatch):
     monkeypatch.setattr(schedule, "EVENT_GAP", NEVER)
     async with Bench(poll=NEVER).watching() as bench:
         looked = len(bench.samples(5))
@@ -253,7 +253,7 @@ async def test_a_storm_of_events_is_no_storm_of_looks_and_none_at_other_gpus(mon
     assert [len(bench.samples(gpu)) - looked for gpu in range(8)] == [0, 0, 0, 0, 0, 1, 1, 0]
 
 
-async def test_which_counters_can_be_compared_is_told_by_steady_looks_as_by_full_ones():
+async def test_steady_looks_also_show_which_counters_are_comparable():
     bench = Bench()
     for gpu in range(4):
         bench.node.change(gpu, persistence=False)
@@ -273,7 +273,7 @@ async def test_which_counters_can_be_compared_is_told_by_steady_looks_as_by_full
     assert before[0] != after[0], "each opening counts anew"
 
 
-async def test_where_health_is_not_judged_gpus_are_asked_for_what_serving_them_takes():
+async def test_without_health_checks_only_core_readings_are_read():
     bench = Bench(poll=NEVER, judging=False)
     await bench.monitor.open()
     core = {"temperature", "field_values", "memory_used", "utilization"}
@@ -289,7 +289,7 @@ async def test_where_health_is_not_judged_gpus_are_asked_for_what_serving_them_t
     assert more == {*core, "mig_mode"}
 
 
-async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):
+async def test_an_event_of_an_unknown_gpu_counts_against_no_gpu(caplog):
     async with Bench("h200", poll=NEVER).watching() as bench:
         bench.monitor._reports.receive(Event(Handle(1), EventType.XID_CRITICAL, 79))
         await bench.rounds()
@@ -393,7 +393,7 @@ async def test_a_failed_wait_is_a_reason_to_look(monkeypatch):
 
 
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.UNKNOWN])
-async def test_without_events_the_looks_go_on(code, caplog):
+async def test_without_events_looks_continue(code, caplog):
     bench = Bench()
     bench.node.refuse("event_set", code)
     async with bench.watching(rounds=0):
@@ -434,7 +434,7 @@ async def test_a_driver_that_hangs_over_its_event_set_is_asked_once_and_its_late
     assert caplog.text.count("the driver reports no events, health relies on polling: no answer for 0.05 s") == 1
 
 
-async def test_an_event_set_of_a_driver_that_was_closed_is_not_used_for_the_next_one(monkeypatch):
+async def test_an_event_set_is_not_used_after_the_driver_was_closed(monkeypatch):
     monkeypatch.setattr(subscription, "PATIENCE", 0.05)
     async with Bench(poll=NEVER, driver=LateEventSet).watching() as bench:
         assert bench.monitor._calls._out
@@ -482,7 +482,7 @@ async def test_a_gpu_in_the_middle_of_a_look_is_asked_for_its_events_after_it(mo
         await bench.until(lambda: bench.faults(2)[-1] == "")
 
 
-async def test_a_gpu_that_has_another_index_is_said(caplog):
+async def test_another_index_of_a_gpu_is_logged(caplog):
     caplog.set_level("INFO")
     async with Bench().watching() as bench:
         await bench.vanish(5)
@@ -493,7 +493,7 @@ async def test_a_gpu_that_has_another_index_is_said(caplog):
 
 
 @pytest.mark.parametrize("resumed", [None, (4, 5)])
-async def test_a_known_gpu_that_hangs_as_the_driver_is_opened_anew_is_named(caplog, resumed):
+async def test_a_known_gpu_that_hangs_while_the_driver_opens_again_is_named(caplog, resumed):
     async with Bench(timeout=0.2).watching() as bench:
         await bench.monitor.release(None)
         bench.node.hang(4, FOREVER)
@@ -504,7 +504,7 @@ async def test_a_known_gpu_that_hangs_as_the_driver_is_opened_anew_is_named(capl
     assert "withheld" not in caplog.text
 
 
-async def test_one_gpu_without_events_is_said_once_and_the_others_have_theirs(caplog):
+async def test_a_gpu_without_events_is_logged_once_and_the_others_have_events(caplog):
     bench = Bench()
     bench.node.refuse("register_events", Return.NOT_SUPPORTED, gpu=4)
     async with bench.watching(rounds=0):
@@ -550,7 +550,7 @@ async def test_a_late_answer_to_the_registration_of_a_gpu_counts(monkeypatch, ca
     assert f"GPU {bench.uuids[2]}" in caplog.text or refused is None
 
 
-async def test_a_run_begun_again_has_the_events_of_meanwhile_and_those_that_follow():
+async def test_a_second_run_receives_earlier_and_later_events():
     async with Bench().watching() as bench:
         pass
     assert await gone(driver_threads())

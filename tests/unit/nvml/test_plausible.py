@@ -49,7 +49,7 @@ def test_a_range_has_its_ends_and_a_source(name):
         ("pcie_replays", UINT_MAX),
     ],
 )
-def test_values_that_drivers_have_reported_and_that_are_none(name, odd):
+def test_values_that_drivers_report_without_a_reading_are_unknown(name, odd):
     assert plausible({name: odd}) == {name: None}
 
 

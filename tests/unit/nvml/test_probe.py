@@ -13,7 +13,7 @@ from .machine import Machine
 
 
 @pytest.mark.parametrize("name", profile.names())
-def test_every_profile_probes_to_what_it_says(name, caplog):
+def test_a_probe_finds_the_traits_of_every_profile(name, caplog):
     machine = Machine(name)
     for index, built in enumerate(machine.node.profile.gpus):
         handle, gpu = machine.probe(index)
@@ -50,7 +50,7 @@ def test_a_part_that_answers_hardly_anything_is_a_gpu_all_the_same(caplog):
 @pytest.mark.parametrize(
     ("mode", "enabled"), [((0, 0), False), ((1, 1), True), ((1, 0), True), ((0, 1), False), (None, False)]
 )
-def test_mig_is_enabled_where_it_is_so_now(mode, enabled):
+def test_the_present_mig_mode_counts(mode, enabled):
     assert Machine(mig_mode=mode).probe()[1].mig_enabled is enabled
 
 
@@ -64,7 +64,7 @@ def test_sysfs_knows_the_numa_node_first_and_nvml_if_it_names_one(sysfs, nvml, k
     assert machine.driver.calls["memory_affinity"] == (sysfs < 0)
 
 
-def test_a_gpu_without_a_bus_id_has_the_numa_node_that_nvml_says():
+def test_a_gpu_without_a_bus_id_has_the_numa_node_of_nvml():
     machine = Machine(numa_node=1, memory_affinity=[0])
     machine.node.refuse("pci_bus_id", Return.NOT_SUPPORTED)
     _, gpu = machine.probe()
@@ -89,7 +89,7 @@ TRAITS_OF: dict[str, set[str]] = {
 @pytest.mark.parametrize(
     "code", [Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND, Return.UNKNOWN]
 )
-def test_one_unanswered_question_hides_no_gpu(call, code, caplog):
+def test_one_unanswered_call_hides_no_gpu(call, code, caplog):
     machine = Machine("hgx-h100")
     _, whole = machine.probe(2)
     machine.node.refuse(call, code)
@@ -104,7 +104,7 @@ def test_one_unanswered_question_hides_no_gpu(call, code, caplog):
 
 @pytest.mark.parametrize("call", ["remapped_rows", "nvlink_states", "nvlink_to_switch"])
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.TIMEOUT])
-def test_a_trait_that_is_not_told_is_none_that_the_gpu_has(call, code, caplog):
+def test_a_trait_that_is_not_reported_is_missing(call, code, caplog):
     machine = Machine("hgx-h100")
     _, whole = machine.probe(2)
     assert (whole.remaps_rows, whole.nvswitch) == (True, True)
@@ -179,7 +179,7 @@ def test_a_threshold_that_no_gpu_has_is_unknown(monkeypatch, kind, said, meant):
 
 
 @pytest.mark.parametrize("name", profile.names())
-def test_switches_and_rows_are_told_by_every_profile(name):
+def test_every_profile_has_its_switches_and_rows(name):
     machine = Machine(name)
     bus_ids = {gpu.pci_bus_id for gpu in machine.node.profile.gpus}
     for index, remotes in enumerate(machine.node.profile.remotes):
@@ -188,7 +188,7 @@ def test_switches_and_rows_are_told_by_every_profile(name):
         assert gpu.remaps_rows == ((gpu.architecture or 0) >= 7)
 
 
-def test_the_first_link_that_is_up_tells_where_links_lead(monkeypatch):
+def test_the_first_active_link_shows_if_links_lead_to_a_switch(monkeypatch):
     machine = Machine("hgx-h100")
     asked = []
     states = (False, False, True, True)
@@ -206,7 +206,7 @@ def test_the_first_link_that_is_up_tells_where_links_lead(monkeypatch):
     assert asked == [2]
 
 
-def test_a_gpu_that_is_cut_remaps_rows_though_it_does_not_say_so_now():
+def test_a_partitioned_gpu_still_remaps_rows():
     machine = Machine("h100-mig-single")
     machine.node.refuse("remapped_rows", Return.NOT_SUPPORTED)
     _, gpu = machine.probe()

@@ -271,7 +271,7 @@ def test_two_drivers_of_one_process_share_the_library_until_both_are_closed(libr
     assert library.unloaded == [library]
 
 
-def test_a_library_that_does_not_suit_the_driver_is_loaded_anew_by_the_next_open(library, monkeypatch):
+def test_a_library_of_another_version_is_loaded_again_by_the_next_open(library, monkeypatch):
     upgraded = FakeLibrary()
     Shelf(monkeypatch, library, upgraded)
     library.refusals["nvmlInitWithFlags"] = Return.LIB_RM_VERSION_MISMATCH
@@ -407,7 +407,7 @@ def test_a_field_is_read_as_its_type_says(driver, library, kind, value, read):
 
 
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.UNKNOWN, Return.GPU_IS_LOST])
-def test_a_refused_field_leaves_the_others_alone_and_says_why(driver, library, code):
+def test_a_refused_field_has_its_error_and_the_others_their_values(driver, library, code):
     library.fields = {1: (0, 1, ctypes.c_uint(11)), 2: (code, 1, ctypes.c_uint(22)), 3: (0, 4, ctypes.c_longlong(-33))}
     one, two, three = driver.field_values(H, (Field(3), Field(2), Field(1)))
     assert (one, three) == (-33, 11)

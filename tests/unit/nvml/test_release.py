@@ -110,7 +110,7 @@ async def test_all_gpus_released_one_by_one_leave_the_driver_closed():
 # One of them
 
 
-async def test_a_released_gpu_is_touched_by_nobody_and_the_others_are_watched():
+async def test_no_call_is_about_a_released_gpu_and_the_others_are_watched():
     async with Bench(driver=Recording).watching() as bench:
         node = bench.nodes[0]
         await bench.monitor.release(of(bench, 3))
@@ -135,7 +135,7 @@ async def test_a_released_gpu_is_touched_by_nobody_and_the_others_are_watched():
     assert bench.good(but(5))
 
 
-async def test_a_released_gpu_may_vanish_and_come_back_without_anyone_minding():
+async def test_a_released_gpu_may_vanish_and_come_back():
     async with Bench(driver=Recording, retention=0.0).watching() as bench:
         await bench.monitor.release(of(bench, 3))
         since, calls = len(bench.seen), len(bench.driver.record)
@@ -164,7 +164,7 @@ async def test_a_gpu_plugged_in_while_another_is_released_is_found_once_that_is_
     assert [gpu.uuid for gpu in bench.monitor.node.gpus] == bench.uuids
 
 
-async def test_another_card_in_the_place_of_one_is_not_taken_for_it():
+async def test_another_card_in_the_place_of_a_gpu_is_another_gpu():
     stranger = replace(remembered()[4], uuid="GPU-that-was-there")
     bench = Bench(
         driver=Recording,
@@ -215,7 +215,7 @@ async def test_a_call_that_hangs_on_another_gpu_keeps_all_from_being_released(ha
 
 
 @pytest.mark.parametrize("wanted", ["release", "rebound"])
-async def test_a_call_that_hangs_for_minutes_takes_a_restart_where_the_driver_is_to_be_reopened(
+async def test_a_call_that_hangs_for_minutes_needs_a_restart_if_the_driver_must_reopen(
     hasty, monkeypatch, caplog, wanted
 ):
     monkeypatch.setattr(reopening, "RESTART_AFTER", 1e9)
@@ -270,7 +270,7 @@ class Holding(SimulatedDriver):
 @pytest.mark.parametrize(
     ("call", "said"), [("close", "it does not close"), ("wait", "the wait for its events has not returned")]
 )
-async def test_a_driver_that_holds_on_is_waited_for_by_nobody(hasty, call, said):
+async def test_a_driver_that_does_not_close_is_not_waited_for(hasty, call, said):
     async with Bench(timeout=0.1, driver=Holding).watching() as bench:
         bench.driver.held = call
         if call == "wait":
@@ -327,7 +327,7 @@ async def test_a_driver_that_hangs_when_it_is_opened_again_holds_nothing_else():
     assert bench.driver.calls["open"] == 2, "one attempt at a time"
 
 
-async def test_a_driver_that_opens_late_is_closed_again_where_all_is_released_by_then(hasty):
+async def test_a_driver_that_opens_late_is_closed_if_all_gpus_are_released(hasty):
     async with Bench(timeout=0.1, driver=Holding).watching() as bench:
         await bench.monitor.release(None)
         bench.driver.held = "open"
@@ -350,7 +350,7 @@ async def released_while_it_does_not_open(bench):
     await bench.monitor.open()
 
 
-async def test_a_driver_that_opens_late_at_the_start_is_closed_where_all_is_released_by_then(hasty, caplog):
+async def test_a_driver_that_opens_late_at_the_start_is_closed_if_all_gpus_are_released(hasty, caplog):
     caplog.set_level("INFO")
     bench = Bench(timeout=0.1, driver=Holding, remembered=remembered())
     await released_while_it_does_not_open(bench)
@@ -381,7 +381,7 @@ async def test_gpus_resumed_before_a_late_driver_opens_are_found_through_it(hast
         await bench.until(lambda: all(bench.faults(gpu)[-1:] == [""] for gpu in ALL))
 
 
-async def test_a_driver_left_open_by_a_start_that_failed_is_closed_where_all_is_released_by_then(hasty):
+async def test_a_driver_left_open_by_a_failed_start_is_closed_if_all_gpus_are_released(hasty):
     class Counting(Holding):
         def device_count(self):
             self._hold("device_count")
@@ -487,7 +487,7 @@ async def test_a_gpu_that_hangs_at_the_start_beside_released_ones_hides_no_other
 
 
 @pytest.mark.parametrize("released", [None, frozenset({remembered()[3].uuid})])
-async def test_gpus_that_nobody_remembers_are_found_first_and_released_then(released):
+async def test_unknown_gpus_are_found_first_and_then_released(released):
     bench = Bench(driver=Recording, released=released)
     node = await bench.monitor.open()
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
@@ -539,7 +539,7 @@ def test_released_gpus_as_a_set():
     assert some.minus(None, "abc") == none == everything.minus(None, "abc")
 
 
-def test_what_can_be_reached_beside_released_gpus():
+def test_gpus_that_can_be_reached_without_released_gpus():
     gpus = [Gpu("a", 0, pci_bus_id="1"), Gpu("b", 1)]
     assert Released().leaves([])
     assert not Released(every=True).leaves(gpus)

@@ -214,7 +214,7 @@ async def test_a_slice_that_stays_unreadable_counts_as_gone_and_the_others_stay(
 
 @pytest.mark.parametrize("call", ["mig_mode", "max_mig_devices"])
 @pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
-async def test_a_driver_that_does_not_say_how_a_gpu_is_cut_changes_nothing(call, code, caplog):
+async def test_an_unreadable_partition_changes_nothing(call, code, caplog):
     async with Bench(MIXED).watching() as bench:
         bench.node.refuse(call, code, gpu=SEVEN, times=3)
         for _ in range(4):
@@ -255,7 +255,7 @@ async def test_outside_mig_mode_looks_ask_for_the_mode_alone_each_in_its_turn(mo
     assert bench.driver.calls["max_mig_devices"] == bench.driver.calls["mig_handle"] == 0
 
 
-async def test_a_gpu_that_is_cut_anew_without_an_event_is_seen_within_six_rounds():
+async def test_a_new_partition_without_an_event_is_found_within_six_rounds():
     async with Bench("h100-mig-single", poll=0.01).watching(rounds=0) as bench:
         await bench.rounds(1)
         bench.driver.wait = lambda *_: (_ for _ in ()).throw(NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2"))

@@ -42,7 +42,7 @@ def tries(bus, gpus, rounds):
         ({}, None, None, False),  # a host that lists no GPU
     ],
 )
-def test_who_has_vanished(told, handle, binding, vanished):
+def test_gpus_that_have_vanished(told, handle, binding, vanished):
     assert Bindings(told).vanished(watched(ONE, handle=handle, binding=binding)) is vanished
 
 
@@ -56,23 +56,23 @@ def test_bus_ids_are_compared_in_either_case():
     assert not Bindings({ONE: 7}).vanished(Watched(gpu, None))
 
 
-def test_nothing_is_news_while_all_is_well():
+def test_no_opening_is_due_while_all_gpus_are_known():
     gpus = [watched(ONE), watched(TWO)]
     bus = opened({ONE: 1, TWO: 2}, gpus)
     assert tries(bus, gpus, 200) == []
 
 
-def test_a_host_that_tells_nothing_has_no_news():
+def test_no_opening_is_due_if_the_host_lists_nothing():
     gpus = [watched(ONE, handle=None)]
     assert tries(opened({}, gpus), gpus, 200) == []
 
 
-def test_a_lost_gpu_is_no_news_while_its_binding_stays():
+def test_no_opening_is_due_for_a_lost_gpu_with_the_same_binding():
     gpus = [watched(ONE, handle=None, asked_under=1), watched(TWO)]
     assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 200) == []
 
 
-def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more_rarely():
+def test_an_opening_for_an_unknown_gpu_is_due_at_once_and_then_less_often():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1}, gpus)
     bus.bindings = {ONE: 1, NEW: 5}
@@ -81,7 +81,7 @@ def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more
     assert len(tries(opened({ONE: 1, NEW: 5}, gpus), gpus, 1000)) == MAX_TRIES - 1, "the first opening counts"
 
 
-def test_a_gpu_that_was_found_is_news_no_more():
+def test_no_further_opening_is_due_for_a_gpu_that_was_found():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1}, gpus)
     bus.bindings = {ONE: 1, NEW: 5}
@@ -91,7 +91,7 @@ def test_a_gpu_that_was_found_is_news_no_more():
     assert tries(bus, gpus, 1000) == []
 
 
-def test_another_binding_of_what_was_given_up_on_is_news_again():
+def test_another_binding_makes_an_opening_due_again():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1, NEW: 5}, gpus)
     tries(bus, gpus, 1000)
@@ -99,7 +99,7 @@ def test_another_binding_of_what_was_given_up_on_is_news_again():
     assert bus.due_bus_ids(gpus, 1000) == (NEW,)
 
 
-def test_a_gpu_bound_anew_is_news_once_it_has_not_answered_under_that_binding():
+def test_an_opening_is_due_once_a_gpu_did_not_answer_under_its_new_binding():
     gpu = watched(ONE, handle=None, asked_under=1)
     gpus = [gpu, watched(TWO)]
     bus = opened({ONE: 1, TWO: 2}, gpus)
@@ -112,7 +112,7 @@ def test_a_gpu_bound_anew_is_news_once_it_has_not_answered_under_that_binding():
     assert bus.due_bus_ids(gpus, 2000) == ()
 
 
-def test_a_gpu_that_came_back_and_is_lost_later_is_no_news():
+def test_no_opening_is_due_for_a_gpu_that_is_lost_again():
     gpu = watched(ONE, handle=None, asked_under=8)
     bus = opened({TWO: 2}, [gpu])
     bus.bindings = {ONE: 8, TWO: 2}
@@ -124,7 +124,7 @@ def test_a_gpu_that_came_back_and_is_lost_later_is_no_news():
     assert tries(bus, [gpu, watched(TWO)], 1000) == []
 
 
-def test_bindings_of_gpus_that_do_not_say_their_bus_id_are_no_news():
+def test_bindings_of_gpus_without_a_bus_id_make_no_opening_due():
     nameless = Watched(Gpu(f"{PLACEHOLDER}1", 1), None)
     gpus = [watched(ONE), nameless]
     assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 1000) == []

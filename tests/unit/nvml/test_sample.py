@@ -209,7 +209,7 @@ def without(names, *, refused=False):
 # What is asked
 
 
-def test_a_sample_has_everything_that_a_gpu_can_say(part):
+def test_a_sample_has_every_reading_of_a_gpu(part):
     assert part.see() == (WHOLE, frozenset())
     assert sorted(part.asked) == sorted(CALLS), "and costs one call each"
 
@@ -227,14 +227,14 @@ def test_every_field_of_a_sample_is_asked_for():
     assert plan(frozenset(), LINKS, frozenset()).asked == FIELDS
 
 
-def test_what_nvml_wants_to_know_the_link_of_is_asked_link_by_link(part):
+def test_fields_of_links_are_read_for_each_link(part):
     part.see(answered=PROBED)
     for number in LINK_FIELDS:
         assert [field.scope for field in part.fields if field.number == number] == list(range(LINKS))
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_to_be_skipped_is_not_asked_for(part, call):
+def test_skipped_fields_are_not_read(part, call):
     seen, unsupported = part.see(CALLS[call])
     assert seen == without(CALLS[call])
     assert unsupported == frozenset()
@@ -248,7 +248,7 @@ def test_a_field_to_be_skipped_leaves_the_others_alone(part, reading):
     assert not {field.number for field in part.fields} & set(reading.numbers)
 
 
-def test_a_gpu_that_says_nothing_at_all_is_asked_who_it_is_and_nothing_more(part):
+def test_a_gpu_without_any_reading_is_asked_for_its_uuid(part):
     part.refusals = dict.fromkeys(CALLS, Return.NOT_SUPPORTED)
     seen, unsupported = part.see()
     assert (seen, unsupported) == (Sample(binding=5), frozenset(FIELDS))
@@ -299,13 +299,13 @@ def test_after_the_last_turn_the_first_comes_again(machine, turn):
     assert first == again == much_later
 
 
-def test_a_question_of_the_probe_that_was_refused_is_asked_again_by_steady_looks_too(machine):
+def test_steady_looks_repeat_refused_calls_of_the_probe(machine):
     machine.gpu = msgspec.structs.replace(machine.gpu, minor=None, unsettled=frozenset({"minor"}))
     found = [machine.look(full=False, turn=turn).gpu for turn in range(TURNS)]
     assert [each.minor for each in found].count(0) == 1
 
 
-def test_what_a_fault_shows_in_at_once_is_asked_every_time_on_an_h100_with_eight_gpus():
+def test_readings_that_show_a_fault_are_read_every_time():
     machine = Machine()
     skip = machine.look().unsupported
     at_once = {"temperature", "energy", "recovery_action", "ecc_uncorrected", "remap_pending", "remap_failure"}
@@ -327,7 +327,7 @@ def test_a_plan_promises_no_fewer_calls_than_it_makes():
             assert len(part.asked) <= calls
 
 
-def test_a_fault_is_told_by_a_steady_look_as_by_any(machine):
+def test_a_steady_look_reports_a_fault(machine):
     machine.node.lose(0)
     found = machine.look(full=False, turn=3)
     assert (found.sample.fault, found.sample.asked, found.gpu) == (Fault.LOST, None, machine.gpu)
@@ -359,7 +359,7 @@ def test_a_persistence_mode_that_is_unknown_now_is_what_it_was(machine, monkeypa
     assert (found.sample.counting, "counting" in found.unsupported) == (known, False)
 
 
-def test_a_persistence_mode_that_is_never_told_is_asked_for_once(machine):
+def test_an_unsupported_persistence_mode_is_read_once(machine):
     machine.node.refuse("persistence_mode", Return.NOT_SUPPORTED)
     found = machine.look(opening=4711, counting=0)
     assert (found.sample.counting, "counting" in found.unsupported) == (4711, True)
@@ -372,14 +372,14 @@ def test_a_persistence_mode_that_is_never_told_is_asked_for_once(machine):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_a_part_never_says_is_no_fault_and_is_named(part, call):
+def test_unsupported_fields_are_no_fault_and_are_named(part, call):
     for code in UNSUPPORTED:
         part.refusals[call] = code
         assert part.see() == (without(CALLS[call]), frozenset(CALLS[call])), code
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_one_strange_answer_makes_no_gpu_unreadable_and_is_asked_for_again(part, call):
+def test_one_odd_answer_is_no_fault_and_is_read_again(part, call):
     for code in (Return.TIMEOUT, Return.INVALID_ARGUMENT, 20, 4711):
         part.refusals[call] = code
         seen, unsupported = part.see()
@@ -413,7 +413,7 @@ def test_a_gpu_or_a_driver_out_of_reach_is_a_fault_with_the_drivers_words(part, 
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_an_unknown_error_is_the_gpus_where_every_gpu_answers_and_the_questions_elsewhere(part, call):
+def test_an_unknown_error_of_a_core_reading_is_a_fault(part, call):
     part.refusals[call] = Return.UNKNOWN
     seen, unsupported = part.see()
     assert unsupported == frozenset()
@@ -481,7 +481,7 @@ def test_a_gpu_that_answers_no_question_is_unreadable(part):
 
 
 @pytest.mark.parametrize("code", sorted(UNSUPPORTED))
-def test_nothing_is_learnt_of_a_gpu_that_is_unreadable(part, code):
+def test_an_unreadable_gpu_has_no_unsupported_fields(part, code):
     part.refusals = dict.fromkeys(CALLS, code) | {"pcie_link": Return.TIMEOUT}
     seen, unsupported = part.see()
     assert (seen.fault, unsupported) == ("error", frozenset())
@@ -551,7 +551,7 @@ def test_any_refusal_can_be_made_a_fault():
 
 
 @pytest.mark.parametrize("name", profile.names())
-def test_what_a_part_never_says_is_learnt_in_one_look(name):
+def test_one_look_finds_all_unsupported_fields(name):
     machine = Machine(name)
     first = machine.look()
     assert first.sample.fault == ""
@@ -595,7 +595,7 @@ def test_a_partitioned_gpu_does_not_report_its_rows_until_it_is_whole_again(name
     assert machine.look(found.unsupported).sample.remap_pending is False
 
 
-def test_what_was_learnt_of_a_gpu_whose_partition_is_untold_is_learnt(machine):
+def test_unsupported_fields_are_found_without_the_partition(machine):
     machine.node.refuse("mig_mode", Return.UNKNOWN)
     found = machine.look()
     assert found.partition_trouble
@@ -625,7 +625,7 @@ def test_a_lost_gpu_is_lost_and_still_bound(machine):
 # What stays open
 
 
-def test_what_the_probe_was_not_told_for_the_moment_is_asked_again_on_full_looks(machine, caplog):
+def test_full_looks_repeat_refused_calls_of_the_probe(machine, caplog):
     whole = machine.gpu
     for call in ("temperature_threshold", "field_values", "name", "nvlink_states"):
         machine.node.refuse(call, Return.UNKNOWN)
@@ -645,7 +645,7 @@ def test_what_the_probe_was_not_told_for_the_moment_is_asked_again_on_full_looks
     assert machine.driver.calls["temperature_threshold"] == 0
 
 
-def test_one_limit_that_is_not_told_for_the_moment_keeps_the_others(machine, monkeypatch):
+def test_one_refused_limit_keeps_the_others(machine, monkeypatch):
     real, refused = machine.driver.temperature_threshold, {Threshold.SHUTDOWN}
 
     def limit(handle, kind):
@@ -701,7 +701,7 @@ def test_readings_that_answered_the_probe_and_do_not_now_are_unknown(machine, mo
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_where_health_is_not_judged_the_core_readings_are_asked_for_and_no_others(machine, full):
+def test_without_health_checks_looks_read_only_the_core(machine, full):
     seen = machine.look(full=full, judging=False).sample
     assert (seen.asked, seen.core_answered) == (CORE, True)
     assert not seen.asked_for("recovery_action")

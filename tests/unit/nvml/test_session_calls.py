@@ -50,7 +50,7 @@ async def test_a_call_that_comes_in_time_is_not_counted(calls):
     assert not calls.under_way
 
 
-async def test_what_is_not_the_drivers_keeps_nobody_from_closing_it(calls):
+async def test_unrelated_calls_do_not_delay_the_closing(calls):
     gate = Gate()
     job = calls.begin_unrelated(gate)
     await settled(job, 0.01)

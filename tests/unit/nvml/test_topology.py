@@ -162,7 +162,7 @@ def test_a_clique_is_one_word(fabric, word):
         (Ends({}, 18, ""), Ends({}, 18, ""), 0, False),
     ],
 )
-def test_what_lies_between_two_gpus_is_what_both_ends_have(ends, others, nvlinks, switched):
+def test_a_link_between_two_gpus_counts_if_both_ends_have_it(ends, others, nvlinks, switched):
     found = link_between("a", ends, "b", others, 20, 21)
     assert found == link_between("b", others, "a", ends, 20, 21)
     assert found == Link(nvlinks, 20, switched=switched, numa_distance=21)
@@ -223,7 +223,7 @@ class Counted:
         ("h200", {}),
     ],
 )
-def test_nothing_is_asked_twice(name, questions):
+def test_no_call_is_made_twice(name, questions):
     machine = Machine(name)
     driver = Counted(machine.driver)
     machine.links(driver)()
@@ -231,7 +231,7 @@ def test_nothing_is_asked_twice(name, questions):
     assert len(set(driver.asked)) == len(driver.asked)
 
 
-def test_paths_are_asked_for_only_where_the_driver_does_not_tell():
+def test_paths_are_read_only_if_the_driver_reports_no_ancestor():
     machine = Machine("l40s-pcie-8")
     host = Counted(machine.host)
     gpus, handles = machine.found()
@@ -317,7 +317,7 @@ def elsewhere(monkeypatch, machine, kind):
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "dgx-a100", "gb200-node"])
-def test_what_is_neither_a_gpu_of_the_node_nor_a_switch_links_nobody(monkeypatch, name, caplog):
+def test_a_link_to_another_device_joins_no_gpus(monkeypatch, name, caplog):
     machine = Machine(name)
     links = machine.links()
     elsewhere(monkeypatch, machine, kind=False)
@@ -329,7 +329,7 @@ def test_what_is_neither_a_gpu_of_the_node_nor_a_switch_links_nobody(monkeypatch
 
 
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.INVALID_ARGUMENT])
-def test_an_end_of_unknown_kind_is_a_switch_where_a_fabric_was_joined(monkeypatch, code):
+def test_an_unknown_end_is_a_switch_if_a_fabric_was_joined(monkeypatch, code):
     for name, switched in (("hgx-h100", True), ("dgx-a100", False)):
         machine = Machine(name)
         links = machine.links()
@@ -350,7 +350,7 @@ def test_an_end_of_unknown_kind_is_none_while_the_fabric_is_being_joined(monkeyp
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "gb200-node"])
-def test_a_far_end_that_goes_by_no_bus_id_is_told_by_its_kind(monkeypatch, name):
+def test_an_end_without_a_bus_id_is_known_by_its_kind(monkeypatch, name):
     machine = Machine(name)
     driver = Counted(machine.driver)
     links = machine.links(driver)
@@ -369,7 +369,7 @@ def test_a_far_end_that_goes_by_no_bus_id_is_told_by_its_kind(monkeypatch, name)
 
 
 @pytest.mark.parametrize("fabric", [Fabric(state=1), Fabric(state=2), Fabric(state=3, status=999), Fabric(state=5)])
-def test_a_gpu_that_has_not_joined_its_fabric_reaches_nobody_through_switches(monkeypatch, fabric):
+def test_a_gpu_that_has_not_joined_its_fabric_has_no_switched_links(monkeypatch, fabric):
     machine = Machine("hgx-h100")
     links = machine.links()
     whole = links()
@@ -406,7 +406,7 @@ def test_parts_without_a_fabric_are_one_mesh(code):
     assert {link.nvlinks for link in found.links.values()} == {18}
 
 
-def test_a_fabric_that_cannot_be_read_is_not_joined_and_said_so():
+def test_an_unreadable_fabric_is_not_joined_and_reported():
     machine = Machine("hgx-h100")
     links = machine.links()
     machine.node.refuse("fabric", Return.UNKNOWN, gpu=6)
@@ -451,7 +451,7 @@ def test_a_link_that_cannot_be_read_counts_as_down_and_hides_no_other(monkeypatc
 
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.UNKNOWN, Return.NO_PERMISSION, Return.GPU_IS_LOST])
 @pytest.mark.parametrize("name", profile.names())
-def test_where_nvml_does_not_tell_how_near_gpus_are_sysfs_does(name, code):
+def test_the_ancestor_comes_from_sysfs_if_nvml_does_not_report_it(name, code):
     machine = Machine(name)
     links = machine.links()
     whole = links()
@@ -473,7 +473,7 @@ def test_one_pair_that_cannot_be_read_is_read_from_sysfs_alone():
     assert trouble.endswith("nvmlDeviceGetTopologyCommonAncestor: unknown (999)")
 
 
-def test_a_pair_that_neither_tells_of_is_the_farthest_and_spoils_no_other(monkeypatch):
+def test_a_pair_without_any_path_is_the_farthest(monkeypatch):
     machine = Machine("l40s-pcie-8")
     links = machine.links()
     whole = links().links
@@ -533,7 +533,7 @@ def test_a_lost_gpu_has_no_links_and_the_others_keep_theirs(name, lost, call, co
     assert not caplog.records
 
 
-def test_a_gpu_that_is_lost_is_not_asked_on_and_on():
+def test_a_lost_gpu_is_read_once():
     machine = Machine("hgx-h100")
     links = machine.links()
     machine.node.lose(5)
@@ -543,7 +543,7 @@ def test_a_gpu_that_is_lost_is_not_asked_on_and_on():
     assert machine.driver.calls["common_ancestor"] == 7 * 6 // 2
 
 
-def test_when_all_are_lost_nothing_is_said():
+def test_if_all_gpus_are_lost_there_are_no_links():
     machine = Machine("t4-4")
     links = machine.links()
     for gpu in range(4):

@@ -98,7 +98,7 @@ async def test_a_gpu_that_nvml_hides_is_looked_for_a_few_times_and_hides_no_othe
     assert len(bench.nodes) == 1, "nothing changed"
 
 
-async def test_the_driver_is_not_opened_anew_under_a_call():
+async def test_the_driver_is_not_opened_again_during_a_call():
     async with Bench(timeout=0.5).watching() as bench:
         bench.node.hang(2, FOREVER)
         bench.node.vanish(3)
@@ -121,7 +121,7 @@ async def test_a_gpu_that_hangs_and_is_unbound_has_vanished():
         await bench.heal(2)
 
 
-async def test_a_host_that_tells_nothing_leaves_it_to_the_driver(monkeypatch):
+async def test_without_bindings_of_the_host_the_driver_decides(monkeypatch):
     monkeypatch.setattr(SimulatedHost, "bindings", lambda _: {})
     async with Bench().watching() as bench:
         bench.node.vanish(3)
@@ -172,7 +172,7 @@ async def test_a_vanished_gpu_is_dropped_after_its_time_and_found_again(caplog):
     assert caplog.text.count("is not listed any more") == 1
 
 
-async def test_what_was_vanished_for_a_while_and_is_back_begins_its_time_anew():
+async def test_the_time_to_drop_a_vanished_gpu_starts_again():
     async with Bench(retention=0.3).watching() as bench:
         for _ in range(4):
             bench.node.vanish(3)
@@ -207,7 +207,7 @@ async def test_a_remembered_gpu_that_vanished_takes_no_other_gpus_name():
     assert bench.uuids[1] in bench.unreadable()
 
 
-async def test_a_made_up_name_goes_when_its_gpu_is_found_under_its_own():
+async def test_a_placeholder_name_ends_when_the_gpu_is_found():
     bench = Bench()
     bench.node.vanish(5)
     bench.node.lose(3)
@@ -267,7 +267,7 @@ async def test_remembered_gpus_that_are_gone_come_after_the_indices_of_the_drive
 # The driver as a whole
 
 
-async def test_without_a_driver_every_gpu_says_so_and_nobody_asks_a_closed_one():
+async def test_without_a_driver_every_gpu_has_that_fault_and_no_call_is_made():
     async with Bench().watching() as bench:
         for gpu in range(8):
             bench.node.vanish(gpu)
@@ -290,7 +290,7 @@ async def test_without_a_driver_every_gpu_says_so_and_nobody_asks_a_closed_one()
 # Links and boots
 
 
-async def test_a_boot_is_told_and_every_gpu_found_anew():
+async def test_a_boot_is_reported_and_every_gpu_found_again():
     bench = Bench()
     await bench.monitor.open()
     first = bench.node.boot_id
@@ -306,7 +306,7 @@ async def test_a_boot_is_told_and_every_gpu_found_anew():
     assert bench.good(but(3))
 
 
-async def test_a_boot_that_was_not_known_of_is_told_at_the_start():
+async def test_an_unknown_boot_is_reported_at_the_start():
     bench = Bench("h200", boot_id="the boot before")
     await bench.monitor.open()
     assert bench.boots == [bench.node.boot_id]
@@ -319,7 +319,7 @@ async def test_a_boot_that_was_not_known_of_is_told_at_the_start():
 # Fields that a GPU does not support
 
 
-async def test_what_a_gpu_never_answers_is_learnt_once_and_told():
+async def test_unsupported_fields_are_read_once_and_reported():
     async with Bench("t4-4").watching(rounds=0) as bench:
         await bench.rounds(2)
         learnt = bench.monitor.unsupported()
@@ -338,7 +338,7 @@ async def test_what_a_gpu_never_answers_is_learnt_once_and_told():
     assert {sample.fault for gpu in but(1, *range(4, 8)) for sample in bench.samples(gpu)} == {""}
 
 
-async def test_what_is_learnt_is_forgotten_when_a_gpu_is_cut_anew():
+async def test_unsupported_fields_are_read_again_after_a_new_partition():
     async with Bench("a100-mig-mixed").watching() as bench:
         bench.node.partition(5, None)
         await bench.until(lambda: bench.samples(5)[-1].remap_pending is False)
@@ -349,7 +349,7 @@ async def test_what_is_learnt_is_forgotten_when_a_gpu_is_cut_anew():
         await bench.until(lambda: bench.samples(5)[-1].remap_pending is False)
 
 
-async def test_what_a_gpu_never_answers_stays_known_while_it_cannot_be_reached():
+async def test_unsupported_fields_stay_known_while_a_gpu_is_out_of_reach():
     async with Bench("t4-4").watching(rounds=0) as bench:
         await bench.rounds(2)
         learnt = bench.monitor.unsupported()

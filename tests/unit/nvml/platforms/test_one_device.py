@@ -81,7 +81,7 @@ ANSWERED = {"open", "close", "driver_version", "device_count", "handle_by_index"
 
 
 @BOTH
-def test_whatever_else_nvml_can_be_asked_is_not_supported(driver, uuid):
+def test_other_calls_are_not_supported(driver, uuid):
     for call in sorted(NVML_FUNCTIONS.keys() - ANSWERED):
         with pytest.raises(NvmlError) as caught:
             getattr(driver, call)(Handle(1))
@@ -91,7 +91,7 @@ def test_whatever_else_nvml_can_be_asked_is_not_supported(driver, uuid):
 
 
 @BOTH
-async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, tmp_path, caplog):
+async def test_the_monitor_serves_it_as_healthy_and_logs_once(driver, uuid, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     watching = Watching(driver, LinuxHost([(str(tmp_path), "")]))
     node = await watching.monitor.open()
@@ -111,7 +111,7 @@ async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, t
 
 
 @BOTH
-async def test_what_this_boot_remembers_of_it_is_it(driver, uuid, tmp_path):
+async def test_a_remembered_device_is_the_same_device(driver, uuid, tmp_path):
     watching = Watching(driver, LinuxHost([(str(tmp_path), "")]), remembered=(Gpu(uuid=uuid, index=0),))
     node = await watching.monitor.open()
     watching.monitor.close()

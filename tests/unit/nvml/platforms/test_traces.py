@@ -27,12 +27,12 @@ def test_missing_files_directories_and_bytes_that_are_no_text_are_no_traces(tmp_
 
 
 @pytest.mark.parametrize("directory", ["usr/lib/wsl/lib", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib"])
-def test_the_dxcore_library_is_looked_for_where_the_loader_would(tmp_path, directory):
+def test_the_dxcore_library_is_found_in_the_directories_of_the_loader(tmp_path, directory):
     library = put(tmp_path, f"{directory}/libdxcore.so")
     assert seen(tmp_path) == Traces(dxcore=library)
 
 
-def test_a_library_that_is_a_link_into_its_own_root_is_there(tmp_path):
+def test_a_link_into_its_own_root_counts_as_the_library(tmp_path):
     link = tmp_path / "usr/lib/wsl/lib/libdxcore.so"
     link.parent.mkdir(parents=True)
     link.symlink_to("/opt/elsewhere/libdxcore.so")
@@ -63,7 +63,7 @@ def test_a_tegra_system_has_a_release_file(tmp_path):
         ("", False),
     ],
 )
-def test_or_a_chip_of_that_family(tmp_path, family, found):
+def test_a_tegra_system_has_a_chip_of_that_family(tmp_path, family, found):
     file = put(tmp_path, "sys/devices/soc0/family", family)
     assert seen(tmp_path) == Traces(tegra=file if found else "")
 
