@@ -192,6 +192,7 @@ def fatal() -> Watched:
     looks = PCIE.look(energy=9_000), PCIE.look(energy=9_100), PCIE.look(1, energy=9_200)
     assert gpu.steps(*looks) == [OK, OK, FATAL]
     assert gpu.ledger.reason(GPU) == gpu.latch.detail
+    assert gpu.latch.since == gpu.now - 5
     return gpu
 
 
@@ -230,5 +231,6 @@ def test_a_fatal_error_among_many_replays_takes_a_reset():
     gpu = PCIE.watched()
     seen = [*looks(9_000), *looks(9_001, second=60), *looks(9_002, first=1, second=60)]
     assert gpu.steps(*seen) == [OK, DEGRADED, FATAL]
+    assert gpu.latch.since == gpu.now - 10, "since there were too many replays"
     assert gpu.see(*looks(*range(9_003, 9_103), first=1, second=60), every=60) is FATAL
     assert gpu.steps(*looks(1, 2, 3)) == [FATAL, FATAL, OK]
