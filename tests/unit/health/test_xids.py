@@ -8,7 +8,6 @@ from gpu_plugin.health.policy import VERDICTS, Judgement, XidList, XidPolicy, de
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.xid_table import ROWS, XID_TABLE
 
-TABLE = XID_TABLE
 BEYOND = 9999
 
 # The expected policy: Xids by verdict and by the proof that the fault is over.
@@ -32,7 +31,7 @@ POLICY = {
 
 
 def policy(disabled: str = "", enabled: str = "", **more: object) -> XidPolicy:
-    return XidPolicy(TABLE, parse_xid_list(disabled), parse_xid_list(enabled), **more)  # type: ignore[arg-type]
+    return XidPolicy(XID_TABLE, parse_xid_list(disabled), parse_xid_list(enabled), **more)  # type: ignore[arg-type]
 
 
 # The table
@@ -40,15 +39,15 @@ def policy(disabled: str = "", enabled: str = "", **more: object) -> XidPolicy:
 
 def test_the_table_has_each_xid_once_with_its_verdict_and_recovery():
     found: dict[tuple[str, str], list[int]] = {}
-    for xid, row in sorted(TABLE.items()):
+    for xid, row in sorted(XID_TABLE.items()):
         found.setdefault((row.verdict, row.recovery), []).append(xid)
     assert found == POLICY
-    assert sorted(xid for row in ROWS for xid in row.codes) == sorted(TABLE)
+    assert sorted(xid for row in ROWS for xid in row.codes) == sorted(XID_TABLE)
 
 
 def test_each_rule_of_the_table_concerns_its_xids():
     def having(name: str) -> set[int]:
-        return {xid for xid, row in TABLE.items() if getattr(row, name)}
+        return {xid for xid, row in XID_TABLE.items() if getattr(row, name)}
 
     assert having("escalate") == {32, 74, 80, 94}
     assert having("beside") == {45, 74}
@@ -65,7 +64,7 @@ def test_each_rule_of_the_table_concerns_its_xids():
 def test_the_table_has_the_driver_branch_from_which_a_recovery_action_follows():
     """As NVIDIA's catalogue has it in the column "Xid 154 linkage"."""
     linked: dict[int, set[int]] = {}
-    for xid, row in TABLE.items():
+    for xid, row in XID_TABLE.items():
         if row.linked_since is not None:
             linked.setdefault(row.linked_since, set()).add(xid)
     assert linked == {
@@ -76,20 +75,18 @@ def test_the_table_has_the_driver_branch_from_which_a_recovery_action_follows():
     }
 
 
-def test_a_signal_that_the_table_names_is_one():
-    assert {row.beside.signal for row in TABLE.values() if row.beside} <= SIGNALS.keys()
-
-
-def test_the_config_and_the_table_use_the_same_words():
+def test_the_table_agrees_with_the_config_and_the_signals():
+    assert {row.beside.signal for row in XID_TABLE.values() if row.beside} <= SIGNALS.keys()
     assert set(XID_VERDICTS) == VERDICTS.keys()
-    assert set(XID_CLASSES) == {row.recovery for row in TABLE.values()}
+    assert set(XID_CLASSES) == {row.recovery for row in XID_TABLE.values()}
     assert {Proof(word) for word in XID_CLASSES} <= set(Proof)
-
-
-def test_every_judgement_has_a_name():
-    for xid in [*TABLE, BEYOND]:
-        judged = policy().judge(xid)
-        assert judged.name or xid == BEYOND
+    for xid in XID_TABLE:
+        assert policy().judge(xid).name
+    for row in ROWS:
+        assert not (row.escalate and row.brings), row.name  # a latch supports one of both rules
+        assert not (row.repeats and row.verdict == "fatal"), row.name  # `repeats` is for errors of applications
+        assert row.escalate is None or 2 <= row.escalate.count <= 64, row.name
+        assert row.brings is None or row.brings.xids, row.name
 
 
 @pytest.mark.parametrize(
@@ -108,15 +105,6 @@ def test_every_judgement_has_a_name():
 def test_the_advice_follows_from_the_proof(asked, xid, advice):
     judged = policy(**asked).judge(xid)
     assert judged.advised(judged.verdict, judged.proof(judged.verdict)).startswith(advice)
-
-
-def test_the_rows_are_consistent():
-    for row in ROWS:
-        assert row.name
-        assert not (row.escalate and row.brings), row.name  # the signal supports one of both
-        assert not (row.repeats and row.verdict == "fatal"), row.name  # repeats is for errors of applications
-        assert row.escalate is None or 2 <= row.escalate.count <= 64, row.name
-        assert row.brings is None or row.brings.xids, row.name
 
 
 def test_an_xid_is_described_with_its_name_if_it_has_one():
@@ -197,7 +185,7 @@ def test_the_operators_lists_over_the_table(disabled, enabled, fatal, harmless):
 @pytest.mark.parametrize("words", [("all", ""), ("xids", "")])
 def test_disabled_xids_are_ignored(words):
     asked = policy(*words)
-    assert {asked.judge(xid).verdict for xid in [*TABLE, BEYOND]} == {Verdict.OK}
+    assert {asked.judge(xid).verdict for xid in [*XID_TABLE, BEYOND]} == {Verdict.OK}
 
 
 # Precedence of policies, the strongest last

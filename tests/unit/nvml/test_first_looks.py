@@ -91,11 +91,10 @@ async def test_eight_gpus_that_hang_at_the_start_are_held_back_until_each_has_ha
 async def test_looks_that_take_almost_a_second_are_over_in_little_more_than_one():
     bench = Bench(driver=lambda node: SimulatedDriver(node, latency={"total_energy": 0.4, "field_values": 0.0}))
     began = anyio.current_time()
-    await bench.monitor.open()
+    await bench.opened()
     assert anyio.current_time() - began < 8 * 0.4
     good = {uuid for uuid, seen in bench.seen if isinstance(seen, Sample) and not seen.fault}
     assert good == set(bench.uuids)
-    bench.monitor.close()
 
 
 async def test_a_canceled_start_does_not_close_the_driver_during_a_call():

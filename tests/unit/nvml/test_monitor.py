@@ -27,7 +27,7 @@ async def gone(threads):
 
 async def test_open_finds_every_gpu_and_publishes_the_node_once():
     bench = Bench()
-    node = await bench.monitor.open()
+    node = await bench.opened()
     assert bench.nodes == [node]
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     assert bench.unreadable() == {}
@@ -35,7 +35,6 @@ async def test_open_finds_every_gpu_and_publishes_the_node_once():
     assert node.cuda_version == bench.node.profile.cuda_version
     assert node.device_nodes == bench.node.profile.device_nodes
     assert len(node.links) == 28
-    bench.monitor.close()
 
 
 async def test_all_gpus_are_probed_at_once():
@@ -47,10 +46,9 @@ async def test_all_gpus_are_probed_at_once():
             return super().uuid(handle)
 
     bench = Bench(driver=Meeting)
-    node = await bench.monitor.open()
+    node = await bench.opened()
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     assert [gpu.index for gpu in node.gpus] == list(range(8))
-    bench.monitor.close()
 
 
 @pytest.mark.parametrize("call", ["open", "driver_version", "device_count"])
@@ -95,22 +93,20 @@ async def test_without_a_gpu_nothing_is_published_and_nothing_left_behind():
 async def test_remembered_gpus_are_listed_also_if_no_other_is_left():
     known = Gpu("GPU-known", 0, minor=0, model="NVIDIA Known")
     bench = Bench(driver=Empty, remembered=[known])
-    node = await bench.monitor.open()
+    node = await bench.opened()
     assert node.gpus == (replace(known, unreadable="the driver does not find it any more"),)
     assert bench.nodes == [node]
-    bench.monitor.close()
 
 
 async def test_a_gpu_lost_at_start_hides_no_other():
     bench = Bench()
     bench.node.lose(3)
-    node = await bench.monitor.open()
+    node = await bench.opened()
     assert [gpu.uuid for gpu in node.gpus] == [*bench.uuids[:3], f"{PLACEHOLDER}3", *bench.uuids[4:]]
     assert list(bench.unreadable()) == [f"{PLACEHOLDER}3"]
     assert "the GPU is lost" in bench.unreadable()[f"{PLACEHOLDER}3"]
     assert len(node.links) == 7 * 6 // 2
     assert node.link(bench.uuids[0], f"{PLACEHOLDER}3") == Link()
-    bench.monitor.close()
 
 
 @pytest.mark.parametrize(("call", "named"), [("", "the GPU is lost"), ("memory_total", "nvmlDeviceGetMemoryInfo")])
@@ -355,6 +351,7 @@ async def test_a_hung_gpu_holds_no_other_and_comes_back():
         assert anyio.current_time() - began >= 0.5
         assert set(bench.faults(2, since)) <= {"", "hung"}
         await bench.rounds(3, but(2))  # the others are looked at while it hangs
+        assert len([thread for thread in driver_threads() if thread.name == "nvml-calls"]) <= 2
         assert bench.faults(2)[-1] == "hung"
         detail = bench.samples(2)[-1].detail
         assert detail.startswith("the driver has not answered for ")

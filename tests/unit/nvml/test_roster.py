@@ -56,20 +56,17 @@ def test_bus_ids_are_compared_in_either_case():
     assert not Bindings({ONE: 7}).vanished(Watched(gpu, None))
 
 
-def test_no_opening_is_due_while_all_gpus_are_known():
-    gpus = [watched(ONE), watched(TWO)]
-    bus = opened({ONE: 1, TWO: 2}, gpus)
-    assert tries(bus, gpus, 200) == []
-
-
-def test_no_opening_is_due_if_the_host_lists_nothing():
-    gpus = [watched(ONE, handle=None)]
-    assert tries(opened({}, gpus), gpus, 200) == []
-
-
-def test_no_opening_is_due_for_a_lost_gpu_with_the_same_binding():
-    gpus = [watched(ONE, handle=None, asked_under=1), watched(TWO)]
-    assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 200) == []
+@pytest.mark.parametrize(
+    ("listed", "gpus"),
+    [
+        ({ONE: 1, TWO: 2}, [watched(ONE), watched(TWO)]),
+        ({}, [watched(ONE, handle=None)]),
+        ({ONE: 1, TWO: 2}, [watched(ONE, handle=None, asked_under=1), watched(TWO)]),  # lost under the same binding
+        ({ONE: 1, TWO: 2}, [watched(ONE), Watched(Gpu(f"{PLACEHOLDER}1", 1), None)]),  # its bus id is not known
+    ],
+)
+def test_no_opening_is_due_for_known_bindings(listed, gpus):
+    assert tries(opened(listed, gpus), gpus, 1000) == []
 
 
 def test_an_opening_for_an_unknown_gpu_is_due_at_once_and_then_less_often():
@@ -124,10 +121,8 @@ def test_no_opening_is_due_for_a_gpu_that_is_lost_again():
     assert tries(bus, [gpu, watched(TWO)], 1000) == []
 
 
-def test_bindings_of_gpus_without_a_bus_id_make_no_opening_due():
-    nameless = Watched(Gpu(f"{PLACEHOLDER}1", 1), None)
-    gpus = [watched(ONE), nameless]
-    assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 1000) == []
+def test_a_new_binding_makes_all_bindings_without_a_known_gpu_due():
+    gpus = [watched(ONE), Watched(Gpu(f"{PLACEHOLDER}1", 1), None)]
     bus = opened({ONE: 1, TWO: 2}, gpus)
     bus.bindings = {ONE: 1, TWO: 2, NEW: 3}
     assert set(bus.due_bus_ids(gpus, 1)) == {TWO, NEW}

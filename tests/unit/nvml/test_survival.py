@@ -256,6 +256,5 @@ async def test_a_gpu_with_a_new_handle_is_read_completely():
 async def test_first_looks_may_take_longer(monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.01)
     bench = Bench(driver=lambda node: SimulatedDriver(node, latency={"temperature": 0.05}))
-    await bench.monitor.open()
+    await bench.opened()
     assert {uuid for uuid, seen in bench.seen if isinstance(seen, Sample)} == set(bench.uuids)
-    bench.monitor.close()
