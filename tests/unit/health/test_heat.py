@@ -279,6 +279,7 @@ def test_a_report_has_the_worst_reading_the_latest_and_the_limit(signal, seen, r
     observe(one, *seen, every=5.0)
     found = reported(one, signal)
     assert found["readings"] == readings
+    assert ("T.Limit" in found["detail"]) is (signal == "margin")
     for each in readings:
         now = "not read now" if each["now"] is None else f"{each['now']} °C now"
         for words in (f"{each['worst']} °C", now, f"{each['limit']} threshold {each['threshold']} °C"):
