@@ -23,27 +23,21 @@ from gpu_plugin.health.latch import (
 )
 from gpu_plugin.health.signals import SIGNALS
 
+# Smallest difference in seconds that counts as a corrected wall clock.
+# A smaller one may arise because the two clocks behind `Evidence.zero` are read one after the other.
 CORRECTED = 1.0
-"""Smallest difference in seconds that counts as a corrected wall clock.
 
-A smaller one may arise because the two clocks behind `Evidence.zero` are read one after the other.
-"""
+LATEST = 2.0**33  # The latest possible time of an entry, in Unix seconds: the year 2242
 
-LATEST = 2.0**33
-"""The latest possible time of an entry, in Unix seconds: the year 2242."""
-
+# The longest time in seconds that a signal counts or withholds: a day, as in `flapping.LONGEST` and the table of Xids
 LONGEST = 86400.0
-"""The longest time in seconds that a signal counts or withholds: a day, as in `flapping.LONGEST` and the table of Xids."""
 
-_GREATEST = LATEST**2
-"""Greater than any number in a signal's memory."""
-
-_DEEPEST = 6
-"""Deeper than the nesting of any signal's memory."""
+_GREATEST = LATEST**2  # Greater than any number in a signal's memory
+_DEEPEST = 6  # Deeper than the nesting of any signal's memory
 
 
+# The key of the entry that stores a GPU's marks and recovery action. There is no signal of this name.
 BACKGROUND = LatchKey("background")
-"""The key of the entry that stores a GPU's marks and recovery action. There is no signal of this name."""
 
 
 class Background(Memory, frozen=True):

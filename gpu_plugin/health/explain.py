@@ -19,8 +19,7 @@ from gpu_plugin.health.signal import Case
 from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing, xid
 from gpu_plugin.health.signals.orders import released
 
-Explained = Mapping[str, Any]
-"""An object of JSON."""
+Explained = Mapping[str, Any]  # An object of JSON
 
 
 def explain(ledger: HealthLedger, gpus: Iterable[Gpu], now: float) -> Explained:

@@ -15,8 +15,8 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recover
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context
 
+# Seconds to which the time of the last event is rounded when it is stored, so that a storm of events is stored seldom
 MINUTE = 60.0
-"""Seconds to which the time of the last event is rounded when it is stored, so that a storm of events is stored seldom."""
 
 
 class Level(Memory, frozen=True):
@@ -194,8 +194,7 @@ def _noted(memory: G, looks: tuple[Verdict, ...], verdict: Verdict) -> G:
     return replace(memory, looks=looks, row=len(looks) - same, worse=len(looks) - better)
 
 
-Celsius = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
-"""°C, in the range of any sensor."""
+Celsius = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]  # °C, in the range of any sensor
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,58 +12,46 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.observation import Sample
 
-CLEAN_SAMPLES = 3
-"""Samples in a row without a fault after which a reset GPU counts as fit."""
+CLEAN_SAMPLES = 3  # Samples in a row without a fault after which a reset GPU counts as fit
 
 
 class Verdict(IntEnum):
     """How bad a signal is: a greater number is worse."""
 
     OK = 0
-    APP = 1
-    """An application's own error: it is counted, and has no other effect."""
-    DEGRADED = 2
-    """An operator should look at it. Pods still get the GPU."""
-    FATAL = 3
-    """Not fit for use: Unhealthy to the kubelet."""
+    APP = 1  # An application's own error: it is counted, and has no other effect
+    DEGRADED = 2  # An operator should look at it. Pods still get the GPU.
+    FATAL = 3  # Not fit for use: Unhealthy to the kubelet
 
 
 class Proof(StrEnum):
     """The proof that closes a latch."""
 
-    READING = "reading"
-    """The signal's own readings, by its exit rule."""
+    READING = "reading"  # The signal's own readings, by its exit rule
+    # Time without another such event: an application caused the fault, and the GPU works on.
     APPLICATION = "application"
-    """Time without another such event: an application caused the fault, and the GPU works on."""
-    QUIET = "quiet"
-    """A long time without another such event, or the proof of a reset."""
+    QUIET = "quiet"  # A long time without another such event, or the proof of a reset
+    # The GPU was reset, the driver reloaded or the node booted, and the GPU has answered without a fault since.
     RESET = "reset"
-    """The GPU was reset, the driver reloaded or the node booted, and the GPU has answered without a fault since."""
-    REBOOT = "reboot"
-    """The node was booted or the GPU enumerated again, and the GPU has answered without a fault since."""
-    RMA = "rma"
-    """Replacement of the part, or an operator's override. It never closes by itself."""
-    OPERATOR = "operator"
-    """An order of the operator."""
+    REBOOT = "reboot"  # The node was booted or the GPU enumerated again, and the GPU has answered without a fault since
+    RMA = "rma"  # Replacement of the part, or an operator's override. It never closes by itself.
+    OPERATOR = "operator"  # An order of the operator
 
 
+# Advice that leads to the proofs of these names
 RESET = "reset the GPU when no pod has it"
 REBOOT = "drain the node and reboot it; if the GPU does not come back, have it serviced"
-"""Advice that leads to the proofs of these names."""
 
+# A time in a signal's memory. It is shifted if the wall clock was corrected between two processes.
 Moment = Annotated[float, msgspec.Meta(title="Unix time in seconds")]
-"""A time in a signal's memory. It is shifted if the wall clock was corrected between two processes."""
 
-Span = Annotated[float, msgspec.Meta(title="seconds")]
-"""A duration in a signal's memory."""
+Span = Annotated[float, msgspec.Meta(title="seconds")]  # A duration in a signal's memory
 
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-DRAWN = 2_000_000
-"""mJ per second (2 kW): more than any GPU draws."""
-
+DRAWN = 2_000_000  # mJ per second (2 kW): more than any GPU draws
 SLACK_SECONDS = 5.0  # by which the driver's energy counter may lag behind the clock
 
 
@@ -196,8 +184,7 @@ def _first(one: int | None, other: int | None) -> int | None:
     return other if one is None else one
 
 
-UNMARKED = Marks()
-"""The marks of a GPU that was never read."""
+UNMARKED = Marks()  # The marks of a GPU that was never read
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -314,8 +301,7 @@ def merged(mine: tuple[float, ...], others: tuple[float, ...], most: int = 64) -
     return tuple(sorted({*mine, *others}))[-most:]
 
 
-NOTHING = Memory()
-"""The memory of a signal that stores nothing of its own."""
+NOTHING = Memory()  # The memory of a signal that stores nothing of its own
 
 M = TypeVar("M", bound=Memory)
 

@@ -31,22 +31,16 @@ class Fault(StrEnum):
     """The reason why a look has no readings; empty if it has them."""
 
     NONE = ""
-    LOST = "lost"
-    """NVML_ERROR_GPU_IS_LOST."""
-    RESET_REQUIRED = "reset-required"
-    """NVML_ERROR_RESET_REQUIRED."""
-    VANISHED = "vanished"
-    """The driver or the bus no longer lists the GPU."""
-    DRIVER = "driver"
-    """The driver is not loaded, not open, or of another version than its library."""
-    HUNG = "hung"
-    """No answer within the time allowed."""
-    ERROR = "error"
-    """Any other error."""
+    LOST = "lost"  # NVML_ERROR_GPU_IS_LOST
+    RESET_REQUIRED = "reset-required"  # NVML_ERROR_RESET_REQUIRED
+    VANISHED = "vanished"  # The driver or the bus no longer lists the GPU
+    DRIVER = "driver"  # The driver is not loaded, not open, or of another version than its library
+    HUNG = "hung"  # No answer within the time allowed
+    ERROR = "error"  # Any other error
 
 
+# Fields of a Sample that show if a GPU works. Every look requests the ones supported by the part.
 CORE = frozenset({"temperature", "energy", "memory_used", "utilization"})
-"""Fields of a Sample that show if a GPU works. Every look requests the ones supported by the part."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -107,12 +101,12 @@ class Sample(msgspec.Struct, frozen=True):
     remapped_uncorrectable: int | None = None
     vgpu_licensed: bool | None = None
     asked: frozenset[str] | None = None
+    # The opening of the driver that the look used, another number each time; None: not known.
     opening: int | None = None
-    """The opening of the driver that the look used, another number each time; None: not known."""
+    # Core readings that the driver refused in this look for a reason other than lack of support.
     refused: frozenset[str] = frozenset()
-    """Core readings that the driver refused in this look for a reason other than lack of support."""
+    # Fields whose value cannot be true in this look, and the recovery action if the driver refused it for the moment.
     unknown: frozenset[str] = frozenset()
-    """Fields whose value cannot be true in this look, and the recovery action if the driver refused it for the moment."""
 
     @property
     def core_implausible(self) -> bool:
@@ -180,13 +174,11 @@ class Order(msgspec.Struct, frozen=True):
 Observation = Sample | XidEvent | DriverEvent | ApplicationError | EventDelivery | Order
 
 
+# Models of Ampere and Blackwell with high-bandwidth memory, as NVML names them.
+# NVIDIA's GPU memory error management (supported GPUs) lists error containment for GA100 and GH100, and not for the
+# other Ampere and the Ada parts, although they remap rows too. It names Blackwell as a whole. This pattern leaves out
+# Blackwell parts without such memory.
 _CONTAINING = re.compile(r"\b(A30X?|A100X?|A800|B[123]00|GB[123]00)\b")
-"""Models of Ampere and Blackwell with high-bandwidth memory, as NVML names them.
-
-NVIDIA's GPU memory error management (supported GPUs) lists error containment for GA100 and GH100, and not for the other
-Ampere and the Ada parts, although they remap rows too. It names Blackwell as a whole. This pattern leaves out Blackwell parts
-without such memory.
-"""
 
 
 class Facts(msgspec.Struct, frozen=True):

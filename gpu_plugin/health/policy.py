@@ -11,19 +11,20 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.health.latch import REBOOT, RESET, Proof, Verdict
 from gpu_plugin.health.xid_table import XidRow, XidTable
 
+# Verdicts by their names in the table and in the config file
 VERDICTS: Mapping[str, Verdict] = {
     "ignore": Verdict.OK,
     "app": Verdict.APP,
     "degraded": Verdict.DEGRADED,
     "fatal": Verdict.FATAL,
 }
-"""Verdicts by their names in the table and in the config file."""
 
 _LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i {gpu}), reset all GPUs that they join"
 _VENDOR = "have the GPU inspected by its vendor"
 _LOG = "look at the kernel's log and at NVIDIA's catalogue of Xid errors"
 _NOTHING = "nothing need be done"
 
+# Advice for the immediate actions of NVIDIA's catalogue that lead to a proof; `{gpu}` is replaced by the GPU's uuid
 _RECOVERIES: Mapping[Proof, Mapping[str, str]] = {
     Proof.RESET: {
         "CHECK_MECHANICALS": "check the GPU's power cables and seat, then reboot the node",
@@ -41,8 +42,8 @@ _RECOVERIES: Mapping[Proof, Mapping[str, str]] = {
         "RESTART_VM": "restart the virtual machine, or reboot the node",
     },
 }
-"""Advice for the immediate actions of NVIDIA's catalogue that lead to a proof; `{gpu}` is replaced by the GPU's uuid."""
 
+# Advice for the immediate actions of faults that end by themselves
 _PASSING: Mapping[str, str] = {
     "CHECK_UVM": "look at the kernel's log for messages of the unified memory driver",
     "CONTACT_SUPPORT": f"if it comes again, {_VENDOR}",
@@ -50,7 +51,6 @@ _PASSING: Mapping[str, str] = {
     "WORKFLOW_XID_45": "look for the error before it; without one, a process ended or was killed, or see the signal fabric",
     "XID_154": "carry out the driver's recovery action, which the kernel's log has as well",
 }
-"""Advice for the immediate actions of faults that end by themselves."""
 
 _ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
 

@@ -110,8 +110,7 @@ def _confirms(known: Recovery, before: Recovery, fresh: Marks) -> bool | None:
     return None if fresh.energy is None else base.fell_to(fresh) and known.marks.leads_to(fresh)
 
 
-RECOVERIES = frozenset({Proof.QUIET, Proof.RESET, Proof.REBOOT})
-"""Proofs that `after_recovery` can find."""
+RECOVERIES = frozenset({Proof.QUIET, Proof.RESET, Proof.REBOOT})  # Proofs that `after_recovery` can find
 
 
 def recovered(marks: Marks, seen: Sample, now: float) -> bool:

@@ -10,17 +10,15 @@ from gpu_plugin.health.latch import UNMARKED, AnyLatch, Latch, LatchKey, Marks, 
 from gpu_plugin.health.observation import Facts, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.signals import first_look
 
+# Seconds for which the Xids of a GPU are kept, for signals that distinguish a cause from its consequences
 REMEMBER_XIDS = 600.0
-"""Seconds for which the Xids of a GPU are kept, for signals that distinguish a cause from its consequences."""
 
 _MANY_XIDS = 64  # from this number on, old ones are dropped
 _STORM = 1.0  # seconds within which another Xid of the same number is not stored
 
-MigUuids = Mapping[tuple[int, int], str]
-"""Uuids of a GPU's MIG devices by GPU instance and compute instance."""
+MigUuids = Mapping[tuple[int, int], str]  # Uuids of a GPU's MIG devices by GPU instance and compute instance
 
-Changed = dict[LatchKey, AnyLatch | None]
-"""The former states of the latches that were changed."""
+Changed = dict[LatchKey, AnyLatch | None]  # The former states of the latches that were changed
 
 
 class GpuRecord(msgspec.Struct):
@@ -34,13 +32,11 @@ class GpuRecord(msgspec.Struct):
     latches: dict[LatchKey, AnyLatch] = msgspec.field(default_factory=dict)
     unseen: AnyLatch | None = msgspec.field(default_factory=first_look.unseen)
     marks: Marks = UNMARKED
-    recalled: bool = False
-    """True if the marks are of an earlier process, because there was no good look since."""
+    recalled: bool = False  # True if the marks are of an earlier process, because there was no good look since
+    # The latest recovery action that the driver reported (`Sample.recovery_action`), None before the first.
     action: int | None = None
-    """The latest recovery action that the driver reported (`Sample.recovery_action`), None before the first."""
     xids: dict[tuple[int, str], float] = msgspec.field(default_factory=dict)
-    joined: bool = False
-    """True if it had joined an NVLink fabric when it last reported its fabric."""
+    joined: bool = False  # True if it had joined an NVLink fabric when it last reported its fabric
 
     def put(self, key: LatchKey, latch: AnyLatch | None, changed: Changed) -> bool:
         """Replace a latch, or remove it (None). `changed` gets the latch of before."""

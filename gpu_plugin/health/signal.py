@@ -37,8 +37,7 @@ class Context(msgspec.Struct, frozen=True):
     open: Mapping[LatchKey, AnyLatch] = {}
     unfit: bool = False
     xids: Mapping[tuple[int, str], float] = {}
-    peers_joined: bool = False
-    """True if another GPU of the node, of the same model, has joined an NVLink fabric."""
+    peers_joined: bool = False  # True if another GPU of the node, of the same model, has joined an NVLink fabric
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -52,32 +51,29 @@ class Case(msgspec.Struct, frozen=True):
     facts: Facts = Facts()
 
 
+# (latch, observation of a kind in `Signal.sees`, context) → latch
 Step = Callable[[Any, Any, Context], AnyLatch | None]
-"""(latch, observation of a kind in `Signal.sees`, context) → latch."""
 
 
 class SignalKind(Enum):
     """The kind of observation that a signal judges."""
 
+    # Readings of a look. A fault shows in them as long as it lasts, so an operator's override makes it DEGRADED at
+    # most.
     READING = "reading"
-    """Readings of a look. A fault shows in them as long as it lasts, so an operator's override makes it DEGRADED at most."""
-    EVENT = "event"
-    """An event, which the driver reports once. An operator's override removes the latch."""
-    ORDER = "order"
-    """An operator's order, which is no evidence about the GPU itself."""
-    GUARD = "guard"
-    """The ledger's own hold on a GPU, because of its history or that of other signals."""
+    EVENT = "event"  # An event, which the driver reports once. An operator's override removes the latch.
+    ORDER = "order"  # An operator's order, which is no evidence about the GPU itself
+    GUARD = "guard"  # The ledger's own hold on a GPU, because of its history or that of other signals
 
 
 class OperatorInfluence(Enum):
     """The influence of the operator on a signal's verdict."""
 
-    FULL = "full"
-    """The policy, an override and disabled health checks change the verdict."""
+    FULL = "full"  # The policy, an override and disabled health checks change the verdict
+    # As FULL, but the signal also counts if all health checks are disabled, because its causes can be enabled
+    # separately.
     ENABLED = "enabled"
-    """As FULL, but the signal also counts if all health checks are disabled, because its causes can be enabled separately."""
-    NONE = "none"
-    """No influence, because the GPU cannot be served at all."""
+    NONE = "none"  # No influence, because the GPU cannot be served at all
 
 
 class Signal(msgspec.Struct, frozen=True):
@@ -138,10 +134,10 @@ class Signal(msgspec.Struct, frozen=True):
         return self.parts is not None and XidEvent in self.sees
 
 
+# Advice that several signals give
 REPLACE = "have the GPU tested and replaced"
 COOL = "check the node's cooling"
 KERNEL_LOG = "look at the kernel's log; reload the driver or reboot the node"
-"""Advice that several signals give."""
 
 DEFINED: Registry[Signal] = Registry(
     "health signal",
@@ -165,5 +161,6 @@ def _decorator(of: Callable[Concatenate[Step, P], Signal]) -> Callable[Concatena
     return signal
 
 
+# A decorator that makes the function the step of a signal. It takes the signal's name, and the other fields of
+# `Signal`.
 signal = _decorator(Signal)
-"""A decorator that makes the function the step of a signal. It takes the signal's name, and the other fields of `Signal`."""

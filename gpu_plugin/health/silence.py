@@ -10,12 +10,10 @@ from gpu_plugin.health.observation import CORE, Sample
 from gpu_plugin.health.proof import clean
 from gpu_plugin.health.signal import Context
 
+# Seconds of clean looks after which it counts that the driver requests nothing.
+# The driver may request a recovery late: NVIDIA's open kernel module logs the first RPC timeout as Xid 119 and marks
+# the GPU for a reset at the third (kernel_gsp.c, RPC_TIMEOUT_GPU_RESET_THRESHOLD).
 PROVEN_SECONDS = 120.0
-"""Seconds of clean looks after which it counts that the driver requests nothing.
-
-The driver may request a recovery late: NVIDIA's open kernel module logs the first RPC timeout as Xid 119 and marks the GPU for
-a reset at the third (kernel_gsp.c, RPC_TIMEOUT_GPU_RESET_THRESHOLD).
-"""
 
 GAP_SECONDS = 60.0  # between two clean looks that restart the time, also after a clock was set forward
 

@@ -13,8 +13,8 @@ from gpu_plugin.health.latch import Latch, Moment, Verdict, merged
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context
 
+# The readings of both counters, None for a missing reading. Empty if neither was ever read.
 Totals = tuple[int | None, ...]
-"""The readings of both counters, None for a missing reading. Empty if neither was ever read."""
 
 
 class Counters(NamedTuple):
@@ -84,8 +84,8 @@ class Counted(Level, frozen=True):
         return growth, replace(self, totals=totals, times=times, noted=noted)
 
 
+# (latch, memory of a new latch, growth of the first counter, `bad` of `level`) → latch
 Judge = Callable[[Latch[Counted], Counted, int, bool | None], Latch[Counted] | None]
-"""(latch, memory of a new latch, growth of the first counter, `bad` of `level`) → latch."""
 
 
 def counted(

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+# Immediate actions of NVIDIA's catalog of Xid errors; empty if the catalog has none
 Action = Literal[
     "",
     "CHECK_MECHANICALS",
@@ -32,14 +33,11 @@ Action = Literal[
     "WORKFLOW_XID_48",
     "XID_154",
 ]
-"""Immediate actions of NVIDIA's catalog of Xid errors; empty if the catalog has none."""
 
+# Whether, and from which driver branch on, the driver's recovery action (NVML field 230) follows an Xid.
+# Source: the catalog's column "Xid 154 linkage". `always` is "support with Xid introduction". `never` means that the
+# catalog names no link: if a driver asks for no action, this proves nothing about such an Xid.
 Link = Literal["never", "always", "R565", "R570", "R575"]
-"""Whether, and from which driver branch on, the driver's recovery action (NVML field 230) follows an Xid.
-
-Source: the catalog's column "Xid 154 linkage". `always` is "support with Xid introduction". `never` means that the catalog
-names no link: if a driver asks for no action, this proves nothing about such an Xid.
-"""
 
 HOUR = 3600
 DAY = 24 * HOUR
@@ -126,8 +124,7 @@ class XidRow(msgspec.Struct, frozen=True):
         return 0 if self.linked == "always" else None
 
 
-XidTable = Mapping[int, XidRow]
-"""Rows by Xid."""
+XidTable = Mapping[int, XidRow]  # Rows by Xid
 
 ROWS = (
     # Errors of an application

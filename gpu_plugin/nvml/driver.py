@@ -119,16 +119,16 @@ class Calls:
 
 T = TypeVar("T")
 
+# The functions that return fabric information, each with its structure, newest first
 _FABRIC: tuple[tuple[str, type[ctypes.Structure]], ...] = (
     ("nvmlDeviceGetGpuFabricInfo_v4", structures.FabricInfo4),
     ("nvmlDeviceGetGpuFabricInfoV", structures.FabricInfo3),
     ("nvmlDeviceGetGpuFabricInfoV", structures.FabricInfo2),
     ("nvmlDeviceGetGpuFabricInfo", structures.FabricInfo),
 )
-"""The functions that return fabric information, each with its structure, newest first."""
 
+# The function that returns the reasons for reduced clocks: its current name, then its name in older libraries
 _CLOCKS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-"""The function that returns the reasons for reduced clocks: its current name, then its name in older libraries."""
 
 # Codes with which a library refuses functions, and versions of structures, that are newer than the library.
 _LATER = frozenset({Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH})

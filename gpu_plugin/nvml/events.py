@@ -29,20 +29,19 @@ log = logging.getLogger(__name__)
 
 WAIT_MS = 1000  # longest wait in the driver, milliseconds; between waits the thread checks whether it should end
 
-FIRST_PAUSE = 0.25
-LONGEST_PAUSE = 30.0
-"""Seconds before a failed wait is repeated: after the first failure, and at most."""
-
+FIRST_PAUSE = 0.25  # seconds before a failed wait is repeated: after the first failure
+LONGEST_PAUSE = 30.0  # and after many
 REPEAT_LOG = 60.0  # seconds between two log lines about failed waits
 MAX_FAILED_WAITS = 3  # failed waits in a row after which the event set counts as unusable
 
+# Number of events that are delivered immediately, one by one. Further events count as a storm and are delivered in
+# batches.
 BURST = 40
-"""Number of events that are delivered immediately, one by one. Further events count as a storm and are delivered in batches."""
 
 REFILL = 40.0  # that number grows again by this many events per second, up to BURST
 
+# Seconds for which events of a storm are collected: waking the event loop for each event costs more than processing it
 BATCH_SECONDS = 0.05
-"""Seconds for which events of a storm are collected: waking the event loop for each event costs more than processing it."""
 
 MAX_DRAINED = 1024  # events that are read from an event set after the last wait
 DRAIN_SECONDS = 0.25  # longest time for reading them
@@ -238,8 +237,8 @@ WANTED = (
     | EventType.GPU_RECOVERY_ACTION
 )
 
+# Codes after which the event set counts as unusable, also for its other GPUs
 _UNDEFINED = frozenset({Return.UNKNOWN, Return.GPU_IS_LOST})
-"""Codes after which the event set counts as unusable, also for its other GPUs."""
 
 
 class Outcome(Enum):
@@ -325,9 +324,8 @@ def _registration_error(error: NvmlError) -> str:
 STABLE_AFTER = 180.0  # seconds of use after which the end of an event set does not delay the next event set
 FREE_REBUILDS = 2  # event sets in a row that are replaced without a pause
 
-FIRST_REBUILD_PAUSE = 8.0
-LONGEST_REBUILD_PAUSE = 60.0
-"""Seconds before the next event set after those: the first pause, and the longest."""
+FIRST_REBUILD_PAUSE = 8.0  # seconds before the next event set after those: the first pause
+LONGEST_REBUILD_PAUSE = 60.0  # and the longest
 
 
 class Member(msgspec.Struct):

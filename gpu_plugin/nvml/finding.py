@@ -25,8 +25,8 @@ from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 
+# Seconds a GPU may take to describe itself before the node is served without it; the first call wakes a sleeping GPU
 PROBE_PATIENCE = 5.0
-"""Seconds a GPU may take to describe itself before the node is served without it; the first call wakes a sleeping GPU."""
 
 
 class Finder:

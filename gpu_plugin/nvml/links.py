@@ -25,9 +25,9 @@ from gpu_plugin.runtime.threads import SlowCall
 
 _SAME_NODE = 10  # the distance of a NUMA node to itself (ACPI SLIT; Linux: LOCAL_DISTANCE)
 
+# Names in sysfs of a host bridge, and of a device with its function
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 _PCI_DEVICE = re.compile(r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]")
-"""Names in sysfs of a host bridge, and of a device with its function."""
 
 
 class LinkReading(msgspec.Struct, frozen=True):

@@ -17,11 +17,10 @@ from gpu_plugin.devices.nvml_h import FEATURE_ENABLED, Return
 from gpu_plugin.nvml.plausible import flag
 from gpu_plugin.nvml.port import Driver, Handle, MigAttributes, NvmlError
 
+# Looks in a row in which a known MIG device may be unreadable before it counts as gone, as many as for a whole GPU
 UNREADABLE_LOOKS = 3
-"""Looks in a row in which a known MIG device may be unreadable before it counts as gone, as many as for a whole GPU."""
 
-GPU_GONE_CODES = frozenset({Return.GPU_IS_LOST, Return.RESET_REQUIRED})
-"""Codes with which a lost GPU answers all calls."""
+GPU_GONE_CODES = frozenset({Return.GPU_IS_LOST, Return.RESET_REQUIRED})  # Codes with which a lost GPU answers all calls
 
 # The end of a MIG device's name, as in "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb" and "... MIG 1g.5gb+me".
 _PROFILE = re.compile(r" MIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+-][A-Za-z0-9][A-Za-z0-9.,]*)*)$")

@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 LOOK_PATIENCE = 1.0  # seconds to wait for a look at a GPU; a longer look continues in the background
 
+# Seconds that all first looks together may take. After that the node is served without their results.
 FIRST_LOOKS = 5.0
-"""Seconds that all first looks together may take. After that the node is served without their results."""
 
 CONFIRM = 1.0  # longest time in seconds until the next look after a look that left a suspicion to be confirmed
 

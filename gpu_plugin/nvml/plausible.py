@@ -24,8 +24,8 @@ class Range(NamedTuple):
         return value if value is not None and self.least <= value <= self.most else None
 
 
+# Means "no value" in many structures of nvml.h. Registers of a device off the bus read as all ones, too.
 UINT_MAX = 2**32 - 1
-"""Means "no value" in many structures of nvml.h. Registers of a device off the bus read as all ones, too."""
 
 THRESHOLD = Range(40, 200, "°C; H200 87 to 95. Virtual functions report 0, and small numbers are no limit of a GPU")
 MARGIN = Range(-200, 200, "°C relative to T.Limit, fields 193 to 196")
@@ -36,6 +36,7 @@ _MILLIWATTS = Range(0, 10_000_000, "mW; 10 kW is five times what any GPU draws")
 _GENERATION = Range(1, 10, "PCI Express Base Specification: 1 to 7, with room for later ones")
 _LANES = Range(1, 32, "PCI Express Base Specification: x1 to x32")
 
+# By field of a Sample
 RANGES: Mapping[str, Range] = {
     "temperature": _CELSIUS,
     "memory_temperature": _CELSIUS,
@@ -63,8 +64,8 @@ RANGES: Mapping[str, Range] = {
     "utilization": Range(0, 100, "percent"),
     "memory_used": Range(0, 2**50, "bytes"),
 }
-"""By field of a Sample."""
 
+# Fields of a Sample that only grow until a reset sets them back
 COUNTERS = (
     "energy",
     "ecc_uncorrected",
@@ -77,13 +78,11 @@ COUNTERS = (
     "pcie_replays",
     "pcie_fatal_errors",
 )
-"""Fields of a Sample that only grow until a reset sets them back."""
 
 _FABRIC_STATE = Range(0, 15, "nvmlGpuFabricState_t: 0 to 3, with room for later ones")
 _FABRIC_STATUS = Range(0, 999, "nvmlReturn_t: 0 to 999")
 
-_ALL_ONES = frozenset({-1, UINT_MAX, 2**64 - 1})
-"""All bits set, in each type that NVML has for a flag."""
+_ALL_ONES = frozenset({-1, UINT_MAX, 2**64 - 1})  # All bits set, in each type that NVML has for a flag
 
 
 def plausible(values: Mapping[str, Any]) -> dict[str, Any]:

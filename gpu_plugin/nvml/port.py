@@ -17,8 +17,8 @@ from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Thresh
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml.plausible import flag
 
+# A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device
 Handle = NewType("Handle", int)
-"""A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
 
 EventSet = NewType("EventSet", int)
 
@@ -98,8 +98,7 @@ class PcieLink(NamedTuple):
     max_width: int
 
 
-_FUNCTIONS: dict[Callable[..., object], str] = {}
-"""The NVML function of each declared call, which error messages name."""
+_FUNCTIONS: dict[Callable[..., object], str] = {}  # The NVML function of each declared call, which error messages name
 
 
 def answered_by(function: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -133,8 +132,8 @@ def _pair(pair: Sequence[int]) -> tuple[int, int]:
 class Driver:
     """The driver's calls. All raise NvmlError, with NOT_SUPPORTED if the subclass does not implement the call."""
 
+    # Text for NOT_SUPPORTED errors that says why calls are not implemented; empty if there is nothing to add.
     why_unanswered = ""
-    """Text for NOT_SUPPORTED errors that says why calls are not implemented; empty if there is nothing to add."""
 
     def ask(self, function: str, handle: Handle, *arguments: Any) -> Any:
         """Call the NVML function of this name for a GPU or MIG device, with these arguments, and return its result."""
@@ -204,8 +203,8 @@ class Driver:
     pcie_generation = getter("nvmlDeviceGetCurrPcieLinkGeneration", int)  # of the link now; an idle GPU lowers it
     pcie_max_generation = getter("nvmlDeviceGetMaxPcieLinkGeneration", int)  # supported by GPU and slot
     pcie_replays = getter("nvmlDeviceGetPcieReplayCounter", int)  # since the driver was loaded or the GPU reset
+    # mJ since the driver was loaded last. A lower value proves that the driver was loaded again.
     total_energy = getter("nvmlDeviceGetTotalEnergyConsumption", int)
-    """mJ since the driver was loaded last. A lower value proves that the driver was loaded again."""
     supported_event_types = getter("nvmlDeviceGetSupportedEventTypes", int)  # a mask of EventType bits and other bits
 
     @answered_by("nvmlDeviceGetPciInfo_v3")
@@ -327,7 +326,7 @@ class Driver:
         """nvmlEventSetWait_v2. Raises TIMEOUT if no event arrives within `timeout_ms` milliseconds."""
 
 
+# The NVML function of each call of the interface, in the order of `Driver`. Error messages name the function.
 NVML_FUNCTIONS = {
     name: _FUNCTIONS[call] for name, call in vars(Driver).items() if callable(call) and call in _FUNCTIONS
 }
-"""The NVML function of each call of the interface, in the order of `Driver`. Error messages name the function."""

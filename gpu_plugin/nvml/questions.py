@@ -16,9 +16,8 @@ from gpu_plugin.nvml.port import Driver, Field, Handle
 
 TURNS = 6  # steady looks in which each slow value is read once: with a look every 15 s, changes show within 90 s
 
-PARTITION_TURN = 0
-COUNTING_TURN = 1
-"""The turns that read how the GPU is partitioned, and whether it stays initialised by itself (persistence mode)."""
+PARTITION_TURN = 0  # the turn that reads how the GPU is partitioned
+COUNTING_TURN = 1  # the turn that reads whether it stays initialised by itself (persistence mode)
 
 
 class Shape(Enum):
@@ -61,9 +60,11 @@ class Reading(msgspec.Struct, frozen=True):
         return self.shape in (Shape.LINKS, Shape.LINK_SUM)
 
 
+# The fields for remapped rows, in the order of `RemappedRows`. A GPU does not report them while it is partitioned
+# (MIG).
 REMAP = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
-"""The fields for remapped rows, in the order of `RemappedRows`. A GPU does not report them while it is partitioned (MIG)."""
 
+# Functions in the order of calls. All GPUs support the first functions, which return the error of a lost GPU.
 QUESTIONS: tuple[Question, ...] = (
     Question(("temperature",), "temperature"),
     Question(("energy",), "total_energy"),
@@ -86,8 +87,9 @@ QUESTIONS: tuple[Question, ...] = (
     Question(("power_limit",), "power_limit", slow=True),
     Question(("nvlinks",), "nvlink_states", slow=True, calls=nvml_h.MAX_NVLINKS),
 )
-"""Functions in the order of calls. All GPUs support the first functions, which return the error of a lost GPU."""
 
+# NVML fields, which are read with one call. Uncorrected errors are not included: field 4 counts double-bit errors, but
+# the function counts all uncorrected errors, of which newer GPU models have other kinds too.
 READINGS: tuple[Reading, ...] = (
     Reading("energy", (nvml_h.FI_TOTAL_ENERGY_CONSUMPTION,)),
     Reading("recovery_action", (nvml_h.FI_GET_GPU_RECOVERY_ACTION,)),
@@ -117,17 +119,15 @@ READINGS: tuple[Reading, ...] = (
         slow=True,
     ),
 )
-"""NVML fields, which are read with one call. Uncorrected errors are not included: field 4 counts double-bit errors, but
-the function counts all uncorrected errors, of which newer GPU models have other kinds too."""
 
+# The function for each field of a Sample
 FUNCTIONS: Mapping[str, Question] = {name: question for question in QUESTIONS for name in question.names}
-"""The function for each field of a Sample."""
 
+# NVML fields for which a probe checks whether the GPU model supports them
 PROBED: tuple[int, ...] = tuple(dict.fromkeys(number for reading in READINGS for number in reading.numbers))
-"""NVML fields for which a probe checks whether the GPU model supports them."""
 
+# NVML fields of a link
 LINK_FIELDS = frozenset(number for reading in READINGS if reading.per_link for number in reading.numbers)
-"""NVML fields of a link."""
 
 _SLOW_READINGS = tuple(reading for reading in READINGS if reading.slow)
 

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 REOPEN_AFTER = 6
 
 
+# Seconds for which a call about a GPU may prevent opening the driver again before the process must be restarted
 RESTART_AFTER = 180.0
-"""Seconds for which a call about a GPU may prevent opening the driver again before the process must be restarted."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -229,11 +229,7 @@ class Reopening:
             return Reason("it answers now", late=roster.in_use)
         if bound and session.is_open:
             return Reason(f"it was bound to {', '.join(bound)}")
-        if self._unanswering:
+        times, between = divmod(self._rounds_without_answer, REOPEN_AFTER)
+        if times and not between and (not session.is_open or times in (1, 2, 4) or times % 8 == 0):
             return Reason(f"no GPU has answered for {self._rounds_without_answer} rounds", alarming=True)
         return None
-
-    @property
-    def _unanswering(self) -> bool:
-        times, between = divmod(self._rounds_without_answer, REOPEN_AFTER)
-        return bool(times) and not between and (not self._session.is_open or times in (1, 2, 4) or times % 8 == 0)

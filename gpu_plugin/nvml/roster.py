@@ -35,8 +35,7 @@ class LookResult(msgspec.Struct, frozen=True):
     sample: Sample | None = None
     repartitioned: bool = False  # its MIG devices changed, so there may be other device nodes
     links_changed: bool = False  # the links between GPUs must be read again
-    register_events: bool = False
-    """The GPU has a new handle, or was reset, so it must be registered for events again."""
+    register_events: bool = False  # The GPU has a new handle, or was reset, so it must be registered for events again
     look_soon: bool = False  # another look within a second would settle a question
 
 
@@ -49,14 +48,14 @@ class Watched(msgspec.Struct):
     registering: "Job[Registered] | None" = None
     turn: int = 0  # number of looks that were begun; it determines which slow values a look reads
     counting: int | None = None  # the last value of `Sample.counting`: which counters can be compared
+    # Whether it can be partitioned into MIG devices, as far as known. If False, the partition is not read again.
     partitionable: bool = True
-    """Whether it can be partitioned into MIG devices, as far as known. If False, the partition is not read again."""
     unreadable_looks: int = 0  # number of looks in a row with an unreadable MIG device
     partition_trouble: str = ""  # why the last look could not read the partition, logged once
+    # Fields of a Sample that it does not support, found since it was described. Looks skip them.
     unsupported: frozenset[str] = frozenset()
-    """Fields of a Sample that it does not support, found since it was described. Looks skip them."""
+    # `unsupported` for reports to people: kept while the GPU is out of reach; None before the first look.
     unanswered: frozenset[str] | None = None
-    """`unsupported` for reports to people: kept while the GPU is out of reach; None before the first look."""
     binding: int | None = None  # the last binding that the host reported
     asked_under: int | None = None  # the binding when the driver was last asked about this GPU
     # Which of its NVLinks were active according to the last answer since it was described.
@@ -64,8 +63,7 @@ class Watched(msgspec.Struct):
     # Its last state of joining the fabric since it was described, without the fabric's health.
     fabric: Fabric | None = None
     counters: CounterHistory = msgspec.field(default_factory=CounterHistory)
-    vanished_since: float | None = None
-    """Event loop time in seconds since which it is absent; None while it is present."""
+    vanished_since: float | None = None  # Event loop time in seconds since which it is absent; None while it is present
 
     @property
     def named(self) -> bool:
@@ -215,13 +213,13 @@ class Released(msgspec.Struct, frozen=True):
         return not self or (not self.every and any(gpu.pci_bus_id and gpu.uuid not in self.uuids for gpu in gpus))
 
 
+# Openings of the driver for one binding: NVML always hides some GPUs, such as those excluded by a driver parameter
 MAX_TRIES = 3
-"""Openings of the driver for one binding: NVML always hides some GPUs, such as those excluded by a driver parameter."""
 
+# Rounds from an opening that did not help to the next, and the factor by which each further wait is longer. Not a
+# `Backoff`: this counts rounds rather than seconds, and ends after `MAX_TRIES`.
 FIRST_WAIT = 6
 WAIT_FACTOR = 4
-"""Rounds from an opening that did not help to the next, and the factor by which each further wait is longer. Not a `Backoff`:
-this counts rounds rather than seconds, and ends after `MAX_TRIES`."""
 
 _Binding = tuple[str, int]
 
@@ -231,8 +229,8 @@ class Bindings(msgspec.Struct):
 
     bindings: Mapping[str, int] = msgspec.field(default_factory=dict)
     _found: Mapping[str, int] = msgspec.field(default_factory=dict)  # the bindings when the driver was opened last
+    # For each binding the number of openings that did not help, and the first round for another opening.
     _tried: dict[_Binding, tuple[int, int]] = msgspec.field(default_factory=dict)
-    """For each binding the number of openings that did not help, and the first round for another opening."""
 
     def binding(self, gpu: Gpu) -> int | None:
         """Return the id of the driver's present binding to the GPU; None if it is not bound, or not reported."""
@@ -292,8 +290,8 @@ class Roster(msgspec.Struct):
     wanted: Released
     untouched: Released = msgspec.field(default_factory=Released)
     gpus: list[Watched] = msgspec.field(default_factory=list)
+    # The uuid for each handle of this opening of the driver: an event may have a handle that is not the newest.
     by_handle: dict[Handle, str] = msgspec.field(default_factory=dict)
-    """The uuid for each handle of this opening of the driver: an event may have a handle that is not the newest."""
     bus: Bindings = msgspec.field(default_factory=Bindings)
 
     def is_released(self, uuid: str) -> bool:

@@ -39,19 +39,19 @@ _FAULTS: dict[int, tuple[Fault, str]] = {
 # Codes with which a refused core value shows that the GPU or the driver is out of reach.
 _OUT_OF_REACH = frozenset(_FAULTS)
 
+# Core values that each working GPU reports. If such a value is refused as UNKNOWN, the GPU is at fault. For newer
+# values this code does not count, since a driver might return it always.
 _VITAL = frozenset({"temperature", "energy"})
-"""Core values that each working GPU reports. If such a value is refused as UNKNOWN, the GPU is at fault. For newer values this
-code does not count, since a driver might return it always."""
 
 _ACTION = frozenset({"recovery_action"})
 
+# The NVML fields of each field of a Sample
 _NUMBERS: Mapping[str, frozenset[int]] = {reading.name: frozenset(reading.numbers) for reading in READINGS}
-"""The NVML fields of each field of a Sample."""
 
 _NOT_CORE = frozenset(Sample.__struct_fields__) - CORE
 
+# Fields of a Sample that a GPU without NVLinks never has
 _OF_LINKS = frozenset(reading.name for reading in READINGS if reading.per_link and reading.name not in FUNCTIONS)
-"""Fields of a Sample that a GPU without NVLinks never has."""
 
 
 class Look(msgspec.Struct, frozen=True):

@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+# Seconds before each repetition of a refused nvmlInit, one second in all, before the failure counts against GPUs
 RETRY_PAUSES = (0.1, 0.2, 0.3, 0.4)
-"""Seconds before each repetition of a refused nvmlInit, one second in all, before the failure counts against GPUs."""
 
+# Wait this many times the timeout for an attempt to open the driver before the delay counts against GPUs
 PATIENCE = 3.0
-"""Wait this many times the timeout for an attempt to open the driver before the delay counts against GPUs."""
 
 
 class Opened(NamedTuple):

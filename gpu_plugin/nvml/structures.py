@@ -32,8 +32,8 @@ _UUID = ctypes.c_ubyte * FABRIC_UUID_LENGTH
 
 
 _VERSION = ("version", ctypes.c_uint)
+# The first members of all versions. The state is one byte, followed by padding.
 _JOINED = (("clusterUuid", _UUID), ("status", ctypes.c_uint), ("cliqueId", ctypes.c_uint), ("state", ctypes.c_ubyte))
-"""The first members of all versions. The state is one byte, followed by padding."""
 _MASK = ("healthMask", ctypes.c_uint)
 
 
@@ -89,8 +89,8 @@ class FieldValue(ctypes.Structure):
     )
 
 
+# The version numbers of structures with a member `version`
 VERSIONED: Mapping[type[ctypes.Structure], int] = {Temperature: 1, FabricInfo2: 2, FabricInfo3: 3}
-"""The version numbers of structures with a member `version`."""
 
 
 def made(structure: type[ctypes.Structure]) -> Any:

@@ -39,12 +39,13 @@ from gpu_plugin.runtime.threads import Job, SlowCall
 
 log = logging.getLogger(__name__)
 
+# Seconds that all GPUs together may take to answer the registration for events. The answer of a slower GPU is used when
+# it arrives; until then the GPU gets no other call.
 PATIENCE = 1.0
-"""Seconds that all GPUs together may take to answer the registration for events. The answer of a slower GPU is used when it
-arrives; until then the GPU gets no other call."""
 
+# Largest number of event sets that are not freed yet. With that many, no set is made, since each may keep threads
+# blocked.
 MAX_ABANDONED_SETS = 3
-"""Largest number of event sets that are not freed yet. With that many, no set is made, since each may keep threads blocked."""
 
 _UNANSWERED = "the driver has not answered the registration for them"
 

@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# NVML fields in the order of `Thresholds`; °C, signed
 MARGIN_FIELDS = (
     nvml_h.FI_TEMPERATURE_SHUTDOWN_TLIMIT,
     nvml_h.FI_TEMPERATURE_SLOWDOWN_TLIMIT,
     nvml_h.FI_TEMPERATURE_MEM_MAX_TLIMIT,
     nvml_h.FI_TEMPERATURE_GPU_MAX_TLIMIT,
 )
-"""NVML fields in the order of `Thresholds`; °C, signed."""
 
 
 class TraitQuery(msgspec.Struct):
@@ -127,6 +127,7 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value >> 31 == 1 else value
 
 
+# The function that reads each trait and returns fields of a Gpu. `Gpu.unsettled` has these names. Order matters.
 TRAITS: Mapping[str, Callable[[TraitQuery], Mapping[str, Any]]] = {
     "pci_bus_id": partial(_simple, "pci_bus_id", "pci_bus_id"),
     "minor": partial(_simple, "minor", "minor_number"),
@@ -140,7 +141,6 @@ TRAITS: Mapping[str, Callable[[TraitQuery], Mapping[str, Any]]] = {
     "nvlinks": _nvlinks,
     "fields": _fields,
 }
-"""The function that reads each trait and returns fields of a Gpu. `Gpu.unsettled` has these names. Order matters."""
 
 
 def described(

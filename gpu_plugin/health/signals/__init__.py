@@ -20,14 +20,13 @@ __all__ = ["SIGNALS", "Signal", "SignalKind", "advice", "shown", "standing", "xi
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-UNKNOWN = Facts()
-"""The facts of an unknown GPU."""
+UNKNOWN = Facts()  # The facts of an unknown GPU
 
+# Signals by name. Signals that other signals' proofs depend on come first.
 SIGNALS: Mapping[str, Signal] = {name: DEFINED[name] for name in HEALTH_SIGNALS}
-"""Signals by name. Signals that other signals' proofs depend on come first."""
 
+# Signals in the order in which they are judged, each with the key of its latch of the whole GPU
 Shown = tuple[tuple[LatchKey, Signal], ...]
-"""Signals in the order in which they are judged, each with the key of its latch of the whole GPU."""
 
 _BY_KIND: Mapping[type, Shown] = {
     kind: tuple((LatchKey(name), signal) for name, signal in SIGNALS.items() if kind in signal.sees)

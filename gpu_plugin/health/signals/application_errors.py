@@ -21,8 +21,8 @@ WITHIN = 600.0  # seconds in which the errors of either number happen
 _MAX_ERRORS = 64  # stored errors
 _MAX_NAMED_OWNERS = 3  # owners in a message
 
+# Characters of generated names (k8s.io/apimachinery, util/rand): no vowels, and no characters that look like another
 _RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
-"""Characters of generated names (k8s.io/apimachinery, util/rand): no vowels, and no characters that look like another."""
 
 _GENERATED = re.compile(
     rf"""
@@ -36,8 +36,7 @@ _GENERATED = re.compile(
     re.VERBOSE,
 )
 
-Owners = tuple[str, ...]
-"""Owners of the pods that held the GPU, in alphabetical order."""
+Owners = tuple[str, ...]  # Owners of the pods that held the GPU, in alphabetical order
 
 
 class Errors(Memory, frozen=True):

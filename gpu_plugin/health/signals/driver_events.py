@@ -12,8 +12,7 @@ from gpu_plugin.health.observation import DriverEvent, Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import Context, SignalKind, signal
 
-QUIET_SECONDS = 86400.0
-"""Seconds without another event of the kind that close a latch that needs no reset."""
+QUIET_SECONDS = 86400.0  # Seconds without another event of the kind that close a latch that needs no reset
 
 FATAL: Mapping[int, str] = {
     EventType.DRAM_RETIREMENT_FAILURE: "DRAM retirement failure",

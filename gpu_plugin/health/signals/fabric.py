@@ -38,8 +38,8 @@ _CONFIGURATIONS: Mapping[int, str] = {
 
 MANAGER = "look at the fabric manager (nvidia-fabricmanager, or IMEX and the subnet manager) and at its log"
 
+# A GPU that was passed through alone waits for a fabric that it never joins
 GUEST = "in a virtual machine without the GPU's NVSwitches load the nvidia module with NVreg_NvLinkDisable=1"
-"""A GPU that was passed through alone waits for a fabric that it never joins."""
 
 
 def advice(case: Case) -> str:

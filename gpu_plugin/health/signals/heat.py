@@ -10,7 +10,6 @@ from gpu_plugin.health.signal import COOL, Context, SignalKind, signal
 SAMPLES = 4  # hot samples in a row that open the latch
 BELOW = 5  # °C below the limit that are cool
 COOL_SECONDS = 120.0  # for which all sensors must be cool to close it
-
 _GPU = 1  # bits of `HeatMemory.sensors`
 _MEMORY = 2
 

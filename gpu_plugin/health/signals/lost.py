@@ -11,18 +11,18 @@ from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
 
+# Words for people about the recoveries of a lost GPU
 RECOVERY = (
     "a reset of the GPU ({reset}), a reboot of the node, or the driver rebound to the GPU "
     "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released)"
 )
-"""Words for people about the recoveries of a lost GPU."""
 
 
+# Words for people about the evidence of its recovery
 SHOWN = (
     "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that restarted and, "
     "without persistence mode, in an answer to another process than the one that lost it"
 )
-"""Words for people about the evidence of its recovery."""
 
 
 class LostMemory(Memory, frozen=True):

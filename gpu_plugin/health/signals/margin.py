@@ -57,7 +57,8 @@ def margin(latch: Latch[MarginMemory] | None, seen: Sample, ctx: Context) -> Lat
     if latch is None:
         return Latch(MarginMemory()) if left is not None and left > 0 else None
     shutdown, slowdown = _relative(ctx.facts.margins.shutdown), _relative(ctx.facts.margins.slowdown)
-    now_near, slow = _near(left, shutdown), 0 if slowdown is None else slowdown
+    now_near = left is not None and shutdown is not None and left <= shutdown + NEAR_DEGREES
+    slow = 0 if slowdown is None else slowdown
     unfit = now_near and latch.memory.near
     near = now_near or (latch.memory.near and left is not None and left <= slow)
     bad: bool | None = None
@@ -86,10 +87,6 @@ def margin(latch: Latch[MarginMemory] | None, seen: Sample, ctx: Context) -> Lat
 
 
 _COOL = Latch(MarginMemory())
-
-
-def _near(left: int | None, shutdown: int | None) -> bool:
-    return left is not None and shutdown is not None and left <= shutdown + NEAR_DEGREES
 
 
 def _relative(limit: int | None) -> int | None:

@@ -11,12 +11,11 @@ from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context, SignalKind, signal
 from gpu_plugin.health.totals import Counted, Counters, counted
 
+# Seconds after which a link that is down at every look makes the GPU unfit.
+# NVIDIA's Health Validation calls any inactive link of an A100, H100, GB200 or GB300 critical, and drains and resets
+# the GPU (https://docs.nvidia.com/health-validation/reference/checks/nvlink). Links of a GPU whose peer is reset are
+# down for less.
 STAYS_DOWN = 300.0
-"""Seconds after which a link that is down at every look makes the GPU unfit.
-
-NVIDIA's Health Validation calls any inactive link of an A100, H100, GB200 or GB300 critical, and drains and resets the GPU
-(https://docs.nvidia.com/health-validation/reference/checks/nvlink). Links of a GPU whose peer is reset are down for less.
-"""
 
 CRC_ERRORS = 100  # more than this are too many
 WITHIN = 3600.0  # seconds in which CRC errors are counted

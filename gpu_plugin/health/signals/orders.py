@@ -7,8 +7,9 @@ from gpu_plugin.health.signal import Case, Context, SignalKind, signal
 CORDON = "cordon"
 MAINTENANCE = "maintenance"
 
+# A cordon by an annotation of the Node. It is a separate signal, so that lifting it does not lift an operator's own
+# cordon.
 ANNOTATED = "node-cordon"
-"""A cordon by an annotation of the Node. It is a separate signal, so that lifting it does not lift an operator's own cordon."""
 
 ANNOTATION = "nvidia.com/gpu-plugin.cordon"
 

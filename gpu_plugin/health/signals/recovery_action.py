@@ -13,17 +13,17 @@ from gpu_plugin.health.signal import Case, Context, SignalKind, signal
 
 NAME = "recovery-action"
 
+# Seconds after an Xid within which a request of the driver is attributed to that Xid: a round of looks and a margin
 FOLLOWS = 30.0
-"""Seconds after an Xid within which a request of the driver is attributed to that Xid: a round of looks and a margin."""
 
+# Seconds after a request within which its Xid may come: a look may be faster than the thread that waits for the Xid
 LATE = 1.0
-"""Seconds after a request within which its Xid may come: a look may be faster than the thread that waits for the Xid."""
 
-EXCUSED = 600.0
-"""Seconds for which such an Xid excuses the request. A request that lasts longer has another cause."""
+EXCUSED = 600.0  # Seconds for which such an Xid excuses the request. A request that lasts longer has another cause.
 
 _REQUEST = LatchKey(NAME)
 
+# nvmlDeviceGpuRecoveryAction_t (nvml.h, NVML_GPU_RECOVERY_ACTION_*) without NONE, which is 0
 _ASKS: Mapping[int, str] = {
     RecoveryAction.GPU_RESET: "for a reset of the GPU",
     RecoveryAction.NODE_REBOOT: "for a reboot of the node",
@@ -33,7 +33,6 @@ _ASKS: Mapping[int, str] = {
     RecoveryAction.BUS_RESET: "for a reset of the GPU's bus",
     RecoveryAction.SYSTEM_REBOOT: "for a reboot of the whole system",
 }
-"""nvmlDeviceGpuRecoveryAction_t (nvml.h, NVML_GPU_RECOVERY_ACTION_*) without NONE, which is 0."""
 
 
 _ADVICE: Mapping[int, str] = {
@@ -78,7 +77,7 @@ def recovery_action(latch: Latch[RequestedAction] | None, seen: Sample, ctx: Con
     action = seen.recovery_action
     if not action:
         return graded(latch, ctx, RequestedAction(), grade=None if action is None else Verdict.OK, detail="")
-    grade, detail = _grade(action), words(action)
+    grade, detail = Verdict.FATAL if fatal_action(action) else Verdict.DEGRADED, words(action)
     excused = _excused(latch, action, ctx) if grade is Verdict.FATAL else None
     if excused is not None and excused > ctx.now:
         grade, detail = Verdict.DEGRADED, f"{detail}, after an Xid that is configured not to be a fault"
@@ -118,7 +117,3 @@ def asks(action: int | None, ctx: Context) -> bool:
 def words(action: int) -> str:
     """Return words for people about the action of this number."""
     return f"the driver asks {_ASKS.get(action) or f'for recovery action {action}, which this version does not know'}"
-
-
-def _grade(action: int) -> Verdict:
-    return Verdict.FATAL if fatal_action(action) else Verdict.DEGRADED

@@ -6,8 +6,8 @@ from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import REPLACE, Context, SignalKind, signal
 from gpu_plugin.health.signals.unrepairable import condemned
 
+# Retired pages at which NVIDIA replaces a part; the driver can retire 64 (NVIDIA, Dynamic Page Retirement)
 REPLACED_AT = 60
-"""Retired pages at which NVIDIA replaces a part; the driver can retire 64 (NVIDIA, Dynamic Page Retirement)."""
 
 
 @signal(

@@ -32,7 +32,8 @@ def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> La
             True if celsius >= shutdown - NEAR_DEGREES else False if celsius < cool else None
         )  # a temperature in between proves nothing
     slowdown = None if cool is None else cool + BELOW
-    if bad is None and celsius is not None and slowdown is not None and celsius >= slowdown and _warned(latch):
+    warned = latch is not None and latch.verdict is Verdict.OK and latch.memory.row > 0  # the next sample decides
+    if bad is None and celsius is not None and slowdown is not None and celsius >= slowdown and warned:
         return latch
     known = level(
         latch,
@@ -45,11 +46,6 @@ def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> La
         leave_seconds=ctx.policy.temperature_recovery,
     )
     return measured(known, latch, seen, [Measure("temperature", "shutdown", shutdown, celsius, bool(bad))])
-
-
-def _warned(latch: Latch[Measured] | None) -> bool:
-    """Return True if one sample was too near, and the next decides."""
-    return latch is not None and latch.verdict is Verdict.OK and latch.memory.row > 0
 
 
 def coolness(facts: Facts) -> int | None:

@@ -100,11 +100,8 @@ def unanswered(latch: Latch[Answers] | None, seen: Sample, ctx: Context) -> Latc
     if verdict is known.verdict:
         return replace(known, memory=after)
     since = ctx.now if known.verdict is Verdict.OK else known.since
-    return known.renewed(after, verdict=verdict, detail=seen.detail or _words(seen), since=since)
-
-
-def _words(seen: Sample) -> str:
-    return f"the driver refuses to read {', '.join(sorted(seen.refused)).replace('_', ' ')}"
+    refused = f"the driver refuses to read {', '.join(sorted(seen.refused)).replace('_', ' ')}"
+    return known.renewed(after, verdict=verdict, detail=seen.detail or refused, since=since)
 
 
 def _recent(known: Latch[Answers], looks: int) -> tuple[float, ...]:

@@ -22,16 +22,13 @@ NAME = "xid"
 APPLICATION_QUIET = 600.0  # seconds without another Xid of the number that close what is an application's
 QUIET = 86400.0  # seconds without another that close what is worth a look
 
+# Seconds within which Xids of the same number are one episode, which counts once towards an escalation.
+# A fault causes a line for each link or channel that met it. Cui et al. (Story of Two GPUs, SC '25) use the same time
+# for A100 and H100 GPUs, where 95 % of NVLink errors last 1.2 s at most. Each further Xid extends the episode, up to
+# `PERSISTING` seconds.
 EPISODE = 5.0
-"""Seconds within which Xids of the same number are one episode, which counts once towards an escalation.
 
-A fault causes a line for each link or channel that met it. Cui et al. (Story of Two GPUs, SC '25) use the same time for A100 and
-H100 GPUs, where 95 % of NVLink errors last 1.2 s at most. Each further Xid extends the episode, up to `PERSISTING` seconds.
-"""
-
-PERSISTING = 60.0
-"""Seconds after which a fault that is reported continuously counts again."""
-
+PERSISTING = 60.0  # Seconds after which a fault that is reported continuously counts again
 _BURST = 1.0  # seconds in which an application's Xids are one: a failing pod raises hundreds
 
 
@@ -39,12 +36,9 @@ class Adjustment(StrEnum):
     """The reason why an Xid is judged as more or less than it is by itself."""
 
     AS_IT_IS = ""
-    RAISED = "raised"
-    """It happened too often, or together with an Xid that makes it better or worse."""
-    EXPLAINED = "explained"
-    """The Xids that would raise it came before it as well: they are an application's."""
-    LOWERED = "lowered"
-    """The driver asked for nothing after it."""
+    RAISED = "raised"  # It happened too often, or together with an Xid that makes it better or worse
+    EXPLAINED = "explained"  # The Xids that would raise it came before it as well: they are an application's
+    LOWERED = "lowered"  # The driver asked for nothing after it
 
 
 class Occurrences(Memory, frozen=True):

@@ -7,8 +7,8 @@ import msgspec
 
 AUTO = "auto"
 
+# Parts of the NVML names of GPUs that are integrated into a Tegra chip (go-nvlib, pkg/nvlib/info)
 INTEGRATED = ("(nvgpu)", "NVIDIA Thor")
-"""Parts of the NVML names of GPUs that are integrated into a Tegra chip (go-nvlib, pkg/nvlib/info)."""
 
 
 class Platform(StrEnum):

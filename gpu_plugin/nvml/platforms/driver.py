@@ -29,8 +29,7 @@ class OneDeviceDriver(Driver):
     """
 
     why_unanswered = "not known on this platform"
-    only = ""
-    """The device's uuid."""
+    only = ""  # The device's uuid
 
     def open(self) -> None:
         """Nothing needs to be opened."""
@@ -144,8 +143,8 @@ _MOUNT_WSL = "if the node is WSL, mount its directory /usr/lib/wsl into the cont
 
 ARM = frozenset({"aarch64", "arm64"})  # the kernel's names of machines whose processor may have an integrated GPU
 
+# Seconds all GPUs together may take to report their names. The first call wakes a sleeping GPU; a faulty GPU may hang.
 NAMES_PATIENCE = 5.0
-"""Seconds all GPUs together may take to report their names. The first call wakes a sleeping GPU; a faulty GPU may hang."""
 
 
 class PlatformDriver(Driver):

@@ -20,7 +20,7 @@ LATCH = Latch(
 )
 
 
-def test_a_latch_is_remembered_whole_but_for_the_looks_that_are_gathered_anew():
+def test_a_latch_is_stored_without_the_progress_of_its_recovery():
     clean = msgspec.structs.replace(LATCH, recovery=msgspec.structs.replace(LATCH.recovery, clean=2))
     entry = Evidence.of("boot-1", A, KEY, clean)
     assert (entry.boot_id, entry.uuid, entry.key) == ("boot-1", A, KEY)
@@ -30,25 +30,25 @@ def test_a_latch_is_remembered_whole_but_for_the_looks_that_are_gathered_anew():
     assert all(getattr(MARKS, name) is not None for name in Marks.__struct_fields__ if name != "suspended")
 
 
-def test_what_is_written_as_json_is_read_again():
+def test_an_entry_survives_json():
     entry = Evidence.of("boot-1", A, KEY, msgspec.structs.replace(LATCH, recovery=Recovery(Marks(2**62, 0, 2**63 - 1))))
     assert msgspec.json.decode(msgspec.json.encode(entry), type=Evidence) == entry
 
 
-def test_every_verdict_and_proof_is_remembered():
+def test_every_verdict_and_proof_is_stored():
     for verdict in Verdict:
         for proof in Proof:
             latch = Latch(MEMORY, verdict, "words", 1.0, proof)
             assert Evidence.of("", A, KEY, latch).latch() == latch
 
 
-def test_words_of_another_version_are_taken_for_the_worst_and_a_memory_of_another_for_none():
+def test_unknown_verdicts_are_fatal_and_an_unknown_memory_is_empty():
     latch = Evidence("", A, "xid", "DOOMED", "words", 1.0, "exorcism", "48", memory={"moons": 3}).latch()
     assert (latch.verdict, latch.proof, latch.memory) == (Verdict.FATAL, Proof.RESET, Occurrences())
 
 
 @pytest.mark.parametrize(("within", "kept"), [(600.0, True), (0.0, False)])
-def test_times_of_an_xid_that_count_towards_nothing_are_forgotten(within, kept):
+def test_times_of_an_xid_that_count_no_longer_are_dropped(within, kept):
     ledger = HealthLedger(GUARDED, "boot-1")
     ledger.watch(A, H200)
     ledger.replay([Evidence.of("boot-1", A, KEY, Latch(Occurrences((1.0, 2.0), within)))])
@@ -71,7 +71,7 @@ def test_times_of_an_xid_that_count_towards_nothing_are_forgotten(within, kept):
         ),
     ],
 )
-def test_a_clock_corrected_between_two_processes_of_a_boot_shifts_every_time(signal, part, memory, shifted):
+def test_a_corrected_clock_shifts_every_time(signal, part, memory, shifted):
     entry = Evidence.of("one", A, LatchKey(signal, part), Latch(memory, since=10.0, recovery=Recovery(MARKS)), 1_000.0)
     latch = entry.latch(1_030.0)
     assert (latch.since, latch.memory, latch.recovery.marks.taken) == (40.0, shifted, 39.0)
@@ -98,7 +98,7 @@ def test_a_reset_that_no_second_look_confirmed_is_not_written_down():
     assert entry.latch(1_030.0).recovery.since == 39.0
 
 
-def test_newer_evidence_is_what_was_not_held_against_a_gpu_before_or_not_so_severely():
+def test_newer_evidence_is_a_new_fault_or_a_worse_verdict():
     known = Evidence.of("boot-1", A, KEY, msgspec.structs.replace(LATCH, verdict=Verdict.DEGRADED))
     worse = msgspec.structs.replace(known, verdict=Verdict.FATAL.name)
     other = msgspec.structs.replace(known, part="79")

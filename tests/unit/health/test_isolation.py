@@ -1,4 +1,4 @@
-"""What a fault reaches: every device of what it hits, and nothing else. From the driver's word to the kubelet's list."""
+"""A fault makes the devices of its hardware Unhealthy in the kubelet's list, and no others."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ from tests.unit.health.ledgers import SEEN
 
 GPU, SLICE, PART = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1c.3g.40gb"
 SETTINGS = resolve({}, {})
+# Xids: FATAL to the MIG device that it names, FATAL to the whole GPU (two), and an application's own
 TIMEOUT, BUS, UNCONTAINED, PAGE_FAULT = 46, 79, 95, 31
-"""Xids: fatal to what it hits, fatal to the whole GPU by its nature (two of them), an application's own."""
 
 LOST = Sample(fault=Fault.LOST, detail="the GPU is lost")
 
 
 class Plugin:
-    """A node's GPUs with their ledger and their inventory, as the daemon joins them."""
+    """The GPUs of a node with a ledger and an inventory."""
 
     def __init__(self, *gpus: Gpu, **settings: Any) -> None:
         asked = msgspec.structs.replace(SETTINGS, **settings)
@@ -41,8 +41,8 @@ class Plugin:
         for resource in self.inventory.mps_resources:
             self.inventory.mps_changed(resource, "")
 
-    def hear(self, gpu: str, *seen: Observation) -> set[str]:
-        """The ids of the unhealthy devices after these observations of a GPU."""
+    def observe(self, gpu: str, *seen: Observation) -> set[str]:
+        """Return the ids of the Unhealthy devices after these observations of a GPU."""
         for observation in seen:
             self.now += 5
             self.ledger.observe(gpu, observation, self.now)
@@ -72,7 +72,7 @@ def replicas(*uuids: str) -> set[str]:
 
 
 def sevenfold(name: str, index: int) -> Gpu:
-    """A GPU cut into seven slices: GPU instances 7 to 13, one compute instance each."""
+    """Return a GPU with seven MIG devices: GPU instances 7 to 13, with one compute instance each."""
     slices = tuple(MigDevice(f"MIG-{name}{at}", at, 7 + at, 0, "1g.10gb") for at in range(7))
     return Gpu(f"GPU-{name}", index, mig_enabled=True, mig_devices=slices)
 
@@ -83,7 +83,7 @@ def slices(name: str) -> set[str]:
 
 @pytest.fixture
 def cut():
-    """Two GPUs of seven slices of four replicas each."""
+    """Two GPUs with seven MIG devices each, of four replicas."""
     plugin = Plugin(sevenfold("a", 0), sevenfold("b", 1), mig_strategy="mixed", sharing=(four(SLICE),))
     assert len(plugin.ids) == 56
     assert plugin.unhealthy == set()
@@ -92,7 +92,7 @@ def cut():
 
 @pytest.fixture
 def parts():
-    """A GPU of two GPU instances: 1 has two compute instances, 2 has one; and another GPU cut the same way."""
+    """Two GPUs, each with GPU instance 1 of two compute instances and GPU instance 2 of one."""
 
     def gpu(name: str, index: int) -> Gpu:
         named = (("x", 1, 0), ("y", 1, 1), ("z", 2, 0))
@@ -119,7 +119,7 @@ def eight():
     [
         XidEvent(TIMEOUT),
         XidEvent(BUS),
-        XidEvent(BUS, 9, 0),  # whatever instance the driver names: it is the GPU that is gone
+        XidEvent(BUS, 9, 0),  # the GPU is gone, although the driver names an instance
         XidEvent(UNCONTAINED, 9, 0),
         XidEvent(TIMEOUT, 3, 0),  # no such GPU instance
         LOST,
@@ -128,37 +128,36 @@ def eight():
         Order("release"),
     ],
 )
-def test_what_hits_a_whole_gpu_reaches_all_28_devices_of_it_and_no_other(cut, event):
-    assert cut.hear("GPU-a", event) == slices("a")
+def test_a_fault_of_a_gpu_affects_all_its_devices_and_no_others(cut, event):
+    assert cut.observe("GPU-a", event) == slices("a")
     assert len(cut.unhealthy) == 28
     assert len(cut.reasons) == 1
 
 
 @pytest.mark.parametrize("at", range(7))
-def test_what_hits_one_slice_reaches_its_four_replicas_and_no_other(cut, at):
-    assert cut.hear("GPU-a", XidEvent(TIMEOUT, 7 + at, 0)) == replicas(f"MIG-a{at}")
+def test_a_fault_of_a_mig_device_affects_its_four_replicas_and_no_others(cut, at):
+    assert cut.observe("GPU-a", XidEvent(TIMEOUT, 7 + at, 0)) == replicas(f"MIG-a{at}")
     assert cut.reasons == {"Xid 46 (GPU timeout)"}
 
 
-def test_an_application_of_one_slice_takes_nothing_away(cut):
-    assert cut.hear("GPU-a", *[XidEvent(PAGE_FAULT, 7, 0)] * 20, *[XidEvent(PAGE_FAULT)] * 20) == set()
-
-
-def test_slices_fall_each_for_itself_and_the_gpu_on_top(cut):
-    assert cut.hear("GPU-a", XidEvent(TIMEOUT, 7, 0), XidEvent(TIMEOUT, 8, 0)) == replicas("MIG-a0", "MIG-a1")
-    assert cut.hear("GPU-b", XidEvent(TIMEOUT, 7, 0)) == replicas("MIG-a0", "MIG-a1", "MIG-b0")
-    assert cut.hear("GPU-a", XidEvent(BUS)) == slices("a") | replicas("MIG-b0")
+def test_faults_of_mig_devices_add_up_and_an_applications_error_affects_none(cut):
+    assert cut.observe("GPU-a", *[XidEvent(PAGE_FAULT, 7, 0)] * 20, *[XidEvent(PAGE_FAULT)] * 20) == set()
+    assert cut.observe("GPU-a", XidEvent(TIMEOUT, 7, 0), XidEvent(TIMEOUT, 8, 0)) == replicas("MIG-a0", "MIG-a1")
+    assert cut.observe("GPU-b", XidEvent(TIMEOUT, 7, 0)) == replicas("MIG-a0", "MIG-a1", "MIG-b0")
+    assert cut.observe("GPU-a", XidEvent(BUS)) == slices("a") | replicas("MIG-b0")
 
 
 def test_a_reset_of_the_gpu_is_proof_for_its_slices_and_for_no_other_gpu(cut):
     for gpu in ("GPU-a", "GPU-b"):
-        cut.hear(gpu, Sample(counting=0, energy=9_000), XidEvent(TIMEOUT, 8, 0), XidEvent(TIMEOUT))
-    assert cut.hear("GPU-a", Sample(counting=0, energy=10), Sample(counting=0, energy=20)) == slices("a") | slices("b")
-    assert cut.hear("GPU-a", Sample(counting=0, energy=30)) == slices("b")
+        cut.observe(gpu, Sample(counting=0, energy=9_000), XidEvent(TIMEOUT, 8, 0), XidEvent(TIMEOUT))
+    assert cut.observe("GPU-a", Sample(counting=0, energy=10), Sample(counting=0, energy=20)) == slices("a") | slices(
+        "b"
+    )
+    assert cut.observe("GPU-a", Sample(counting=0, energy=30)) == slices("b")
 
 
-def test_a_restart_knows_which_slice_it_was(cut):
-    cut.hear("GPU-a", XidEvent(TIMEOUT, 9, 0))
+def test_a_restart_keeps_the_mig_device_of_a_fault(cut):
+    cut.observe("GPU-a", XidEvent(TIMEOUT, 9, 0))
     again = Plugin(sevenfold("a", 0), sevenfold("b", 1), mig_strategy="mixed", sharing=(four(SLICE),))
     again.ledger.replay(cut.ledger.evidence())
     again.inventory.health_changed("GPU-a")
@@ -166,18 +165,16 @@ def test_a_restart_knows_which_slice_it_was(cut):
     assert again.reasons == cut.reasons
 
 
-def test_a_compute_instance_alone_is_hit(parts):
-    assert parts.hear("GPU-a", XidEvent(TIMEOUT, 1, 1)) == replicas("MIG-ay")
-
-
-@pytest.mark.parametrize("part", [None, 5])
-def test_without_a_known_compute_instance_all_of_the_gpu_instance_is_hit(parts, part):
-    assert parts.hear("GPU-a", XidEvent(TIMEOUT, 1, part)) == replicas("MIG-ax", "MIG-ay")
-
-
-@pytest.mark.parametrize("event", [XidEvent(TIMEOUT), XidEvent(TIMEOUT, 6, 0), XidEvent(TIMEOUT, 6)])
-def test_without_a_known_gpu_instance_the_whole_gpu_is_hit(parts, event):
-    assert parts.hear("GPU-a", event) == replicas("MIG-ax", "MIG-ay", "MIG-az")
+@pytest.mark.parametrize(
+    ("instances", "reached"),
+    [
+        ((1, 1), ["MIG-ay"]),
+        *[((1, part), ["MIG-ax", "MIG-ay"]) for part in (None, 5)],  # of the GPU instance
+        *[(unknown, ["MIG-ax", "MIG-ay", "MIG-az"]) for unknown in ((), (6, 0), (6,))],  # of the GPU
+    ],
+)
+def test_a_fault_affects_the_smallest_known_instance_that_it_names(parts, instances, reached):
+    assert parts.observe("GPU-a", XidEvent(TIMEOUT, *instances)) == replicas(*reached)
 
 
 # GPUs that are not cut
@@ -185,35 +182,35 @@ def test_without_a_known_gpu_instance_the_whole_gpu_is_hit(parts, event):
 
 @pytest.mark.parametrize("event", [XidEvent(TIMEOUT, 0, 0), XidEvent(TIMEOUT, 0), XidEvent(BUS, 0, 0)])
 def test_instance_zero_on_a_gpu_without_mig_is_the_gpu(eight, event):
-    assert eight.hear("GPU-5", event) == {"GPU-5"}
+    assert eight.observe("GPU-5", event) == {"GPU-5"}
 
 
 @pytest.mark.parametrize("index", [0, 3, 7])
-def test_a_lost_gpu_of_eight_takes_no_other_along(eight, index):
+def test_a_lost_gpu_affects_no_other(eight, index):
     lost = f"GPU-{index}"
-    assert eight.hear(lost, LOST, *[LOST] * 20) == {lost}
+    assert eight.observe(lost, LOST, *[LOST] * 20) == {lost}
     for other in sorted(set(eight.ids) - {lost}):
-        assert eight.hear(other, *[Sample(counting=0, energy=at) for at in range(10)]) == {lost}
+        assert eight.observe(other, *[Sample(counting=0, energy=at) for at in range(10)]) == {lost}
     assert eight.reasons == {"the GPU is lost"}
 
 
 @pytest.mark.parametrize("strategy", [TIME_SLICING, MPS])
-def test_four_replicas_of_two_gpus_fall_together_and_only_with_their_own(strategy):
+def test_the_replicas_of_a_gpu_are_unhealthy_together(strategy):
     shared = Plugin(Gpu("GPU-a", 0), Gpu("GPU-b", 1), sharing=(four(GPU, strategy),), mps_root="/run/mps")
     assert len(shared.ids) == 8
     assert shared.unhealthy == set()
-    assert shared.hear("GPU-b", Sample(counting=0, energy=9_000), XidEvent(TIMEOUT)) == replicas("GPU-b")
-    assert shared.hear("GPU-a", XidEvent(TIMEOUT)) == replicas("GPU-a", "GPU-b")
-    assert shared.hear("GPU-b", *[Sample(counting=0, energy=at) for at in range(3)]) == replicas("GPU-a")
+    assert shared.observe("GPU-b", Sample(counting=0, energy=9_000), XidEvent(TIMEOUT)) == replicas("GPU-b")
+    assert shared.observe("GPU-a", XidEvent(TIMEOUT)) == replicas("GPU-a", "GPU-b")
+    assert shared.observe("GPU-b", *[Sample(counting=0, energy=at) for at in range(3)]) == replicas("GPU-a")
 
 
-def test_a_whole_gpu_beside_one_that_is_cut_is_left_alone():
+def test_a_fault_of_a_partitioned_gpu_does_not_affect_a_whole_gpu():
     mixed = Plugin(Gpu("GPU-w", 0), sevenfold("a", 1), mig_strategy="mixed", sharing=(four(GPU), four(SLICE)))
-    assert mixed.hear("GPU-a", XidEvent(BUS)) == slices("a")
-    assert mixed.hear("GPU-w", XidEvent(BUS)) == slices("a") | replicas("GPU-w")
+    assert mixed.observe("GPU-a", XidEvent(BUS)) == slices("a")
+    assert mixed.observe("GPU-w", XidEvent(BUS)) == slices("a") | replicas("GPU-w")
 
 
-def test_what_is_degraded_stays_in_the_list(eight):
+def test_a_degraded_gpu_stays_healthy_in_the_list(eight):
     up, down = Sample(nvlinks=(True, True)), Sample(nvlinks=(True, False))
-    assert eight.hear("GPU-1", up, down, down) == set()
+    assert eight.observe("GPU-1", up, down, down) == set()
     assert {key.signal for key, _, _ in eight.ledger.standing("GPU-1")} == {"nvlink"}

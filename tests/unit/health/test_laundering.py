@@ -1,4 +1,4 @@
-"""Histories of one GPU: no fault that only a reset mends is over before there was one."""
+"""Histories of one GPU: no fault that only a reset ends closes without a reset."""
 
 from typing import Any
 
@@ -12,19 +12,18 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import CORE, DriverEvent, Fault, Observation, Sample, XidEvent
 from tests.unit.health.ledgers import GUARDED, H200, A
 
+# A part that does not report a recovery action: only a reset proves a recovery
 FACTS = replace(H200, says_action=False)
-"""Of a part that does not report its recovery action: only a reset proves anything."""
 
 UNJUDGED = replace(GUARDED, judging=False)
 FAULTS: list[Observation] = [*map(XidEvent, (48, 64, 95, 119)), DriverEvent(0x800)]
-FIRST_ZERO = 1_000_000.0
-"""Unix time at which the clock of the boot stood at 0."""
+FIRST_ZERO = 1_000_000.0  # the Unix time at which the clock of the boot read 0
 
 
 class History:
-    """A GPU, its driver, and one process after another that watches it and writes down what it has to.
+    """A GPU, its driver, and processes that watch it one after another and store their evidence.
 
-    The process looks at the GPU after each change of persistence mode: a change that it never sees cannot be known to it.
+    A process looks at the GPU after each change of persistence mode, because it cannot know of a change that it never sees.
     """
 
     def __init__(self) -> None:
@@ -50,7 +49,7 @@ class History:
         if self.ledger.revision != self.revision:
             self.written, self.revision = self.ledger.evidence(), self.ledger.revision
         if self.broken and self.judging:
-            assert self.ledger.verdict(A) is Verdict.FATAL, "nothing has mended it"
+            assert self.ledger.verdict(A) is Verdict.FATAL, "nothing has repaired it"
 
     def wait(self, seconds: float) -> None:
         self.clock += seconds
@@ -154,7 +153,7 @@ happening = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(happening, max_size=25))
-def test_no_fault_that_a_reset_mends_is_over_without_one(happenings):
+def test_no_fault_that_a_reset_ends_closes_without_one(happenings):
     history = History()
     for name, *arguments in happenings:
         getattr(history, name)(*arguments)

@@ -11,12 +11,12 @@ def told(**known):
 
 
 @pytest.mark.parametrize("licensed", [None, True])
-def test_nothing_is_noted_of_a_gpu_that_waits_for_nothing(licensed):
+def test_a_gpu_without_a_pending_change_has_no_notice(licensed):
     assert told(vgpu_licensed=licensed) == []
 
 
 @pytest.mark.parametrize(("pending", "now", "after", "back"), [(True, "off", "on", 0), (False, "on", "off", 1)])
-def test_a_pending_mode_has_the_commands_that_apply_it_and_the_one_that_takes_it_back(pending, now, after, back):
+def test_the_notice_of_a_pending_mode_has_the_commands_to_apply_and_to_undo_it(pending, now, after, back):
     [(found, remedy)] = told(mig_pending=pending)
     assert f"is {now}" in found
     assert f"be {after}" in found
@@ -31,7 +31,7 @@ def test_the_commands_of_the_reset_fit_the_gpu():
     assert "gpu-plugin release" not in remedy
 
 
-def test_a_vgpu_without_a_license_is_noted_beside_a_mode():
+def test_a_vgpu_without_a_license_has_a_notice_of_its_own():
     assert len(told(mig_pending=True, vgpu_licensed=False)) == 2
     [(found, remedy)] = told(vgpu_licensed=False)
     assert "license" in found

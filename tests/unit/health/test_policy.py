@@ -17,7 +17,7 @@ def asked(environ: dict[str, str] | None = None, **health: object) -> HealthPoli
     return policy(resolve({}, environ or {}, {"health": health}), TABLE)
 
 
-def test_without_a_word_from_the_operator_the_policy_is_the_table():
+def test_the_default_policy_is_the_table():
     plain = asked()
     assert plain == HealthPolicy(XidPolicy(TABLE))
     assert (plain.temperature_recovery, plain.flap_hold, plain.judging) == (300.0, 3600.0, True)
@@ -30,13 +30,13 @@ def test_signals_that_can_be_judged_otherwise_are_all_that_are_not_essential_but
     assert set(SIGNAL_VERDICTS) < VERDICTS.keys()
 
 
-def test_times_are_the_operators():
+def test_the_configuration_sets_times():
     file = {"flags": {"temperatureRecovery": "1m", "flapGuard": "0s"}}
     told = policy(resolve({}, {}, file), TABLE)
     assert (told.temperature_recovery, told.flap_hold) == (60.0, 0.0)
 
 
-def test_the_files_words_on_xids_and_signals_are_taken():
+def test_the_file_sets_verdicts_of_xids_and_signals():
     told = asked(xid={"94": "degraded", "109": "ignore", "7777": "fatal"}, xidClass={"application": "ignore"})
     assert [told.xids.judge(xid).verdict for xid in (94, 109, 7777, 31, 48)] == [
         Verdict.DEGRADED,
@@ -85,7 +85,7 @@ def test_everything_disabled_and_one_xid_enabled_leaves_that_one(disabled, enabl
     assert standing(LatchKey("lost"), heat, told) is Verdict.FATAL
 
 
-def test_words_that_are_none_are_told_with_their_variable():
+def test_invalid_values_are_named_with_their_variable():
     told = asked({"DP_DISABLE_HEALTHCHECKS": "13,banana", "DP_ENABLE_HEALTHCHECKS": "-1", "XID_CONFIG": "48,all,x"})
     assert told.malformed == (
         "DP_DISABLE_HEALTHCHECKS: 'banana' is neither an Xid, nor 'xids', nor 'all', and is ignored",
@@ -96,11 +96,11 @@ def test_words_that_are_none_are_told_with_their_variable():
     assert told.xids.critical == {48}
 
 
-# What an open latch comes to
+# The verdict of an open latch
 
 
 @pytest.mark.parametrize("word", SIGNAL_VERDICTS)
-def test_a_signal_comes_to_what_the_operator_says(word):
+def test_the_policy_sets_the_verdict_of_a_signal(word):
     told = asked(signals={"nvlink": word})
     assert standing(LatchKey("nvlink"), Latch(NOTHING, Verdict.DEGRADED), told) is VERDICTS[word]
     assert standing(LatchKey("nvlink"), Latch(NOTHING, Verdict.FATAL), told) is VERDICTS[word]
@@ -110,7 +110,7 @@ def test_a_signal_comes_to_what_the_operator_says(word):
 
 
 @pytest.mark.parametrize("verdict", OPEN)
-def test_what_an_operator_vouches_for_is_degraded_at_most(verdict):
+def test_an_override_makes_a_signal_degraded_at_most(verdict):
     latch = Latch(NOTHING, verdict, overridden=True)
     assert standing(LatchKey("nvlink"), latch, asked()) is min(verdict, Verdict.DEGRADED)
     assert standing(LatchKey("nvlink"), latch, asked(signals={"nvlink": "fatal"})) is min(verdict, Verdict.DEGRADED)

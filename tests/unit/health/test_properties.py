@@ -20,17 +20,17 @@ from gpu_plugin.health.observation import (
 )
 from gpu_plugin.health.policy import HealthPolicy, XidList, XidPolicy
 from gpu_plugin.health.signals import SIGNALS
-from tests.unit.health.ledgers import GUARDED, LOST, UNGUARDED, A, B, hear, ledger
+from tests.unit.health.ledgers import GUARDED, LOST, UNGUARDED, A, B, ledger, observe
 
 BOUNDED = settings(max_examples=60, deadline=None)
 FATAL, OK = Verdict.FATAL, Verdict.OK
 SLICES = {(1, 0): "MIG-1", (2, 0): "MIG-2"}
 DEVICES = ("", "MIG-1", "MIG-2")
+# A policy by which some Xids stay FATAL also without a request of the driver
 FIRM = HealthPolicy(XidPolicy(GUARDED.xids.table, enabled=XidList(numbers=frozenset({48, 79, 119}))))
-"""That which calls some Xids FATAL whatever the driver says."""
 
+# Signals of a driver that does not answer or is not asked: any answer closes them
 ANSWERED = {"hung", "unanswered", "lost", "reset-required", "vanished", "driver", "maintenance"}
-"""Signals of a driver that does not answer, or of one not asked: any answer tells."""
 
 flag = st.none() | st.booleans()
 count = st.none() | st.integers(0, 3)
@@ -67,7 +67,7 @@ whole_looks = st.builds(
 
 
 def steady(seen: Sample, names: frozenset[str] | None) -> Sample:
-    """The same look had it asked for no more than these."""
+    """Return the look as if it had requested only these fields."""
     if names is None or seen.fault:
         return seen
     said = ("fault", "detail", "counting", "binding", "opening", "refused", "unknown")
@@ -104,7 +104,7 @@ def divided(policy: HealthPolicy = GUARDED) -> HealthLedger:
 
 
 def play(to: HealthLedger, story: Story, now: float = BEGIN) -> float:
-    """Tells the ledger what happens to one GPU; returns when it ended."""
+    """Observe the story of one GPU, and return the time of its end."""
     for seen, pause in story:
         now += pause
         to.observe(A, seen, now)
@@ -119,8 +119,8 @@ def verdicts(of: HealthLedger) -> dict[LatchKey, Verdict]:
     return {key: verdict for key, _, verdict in of.standing(A, None)}
 
 
-def told(of: HealthLedger, uuid: str = A) -> list[tuple[Verdict, str]]:
-    """What is told of the GPU and of each of its slices."""
+def reported(of: HealthLedger, uuid: str = A) -> list[tuple[Verdict, str]]:
+    """Return the verdict and the reason of the GPU and of each of its MIG devices."""
     return [(of.verdict(uuid, device), of.reason(uuid, device)) for device in DEVICES]
 
 
@@ -132,14 +132,14 @@ def restarted(from_: HealthLedger) -> HealthLedger:
 
 @BOUNDED
 @given(stories, st.sets(st.integers(0, 39), max_size=2))
-def test_a_gpu_is_never_healthier_than_its_worst_open_fault(story, vouched):
-    """And what is told of changes adds up to what stands."""
+def test_a_gpu_is_never_healthier_than_its_worst_open_fault(story, overridden):
+    """The reported changes add up to the open latches."""
     one, now = divided(), BEGIN
     open_: dict[LatchKey, Verdict] = {}
     for at, (seen, pause) in enumerate(story):
         now += pause
         changes = one.observe(A, seen, now)
-        if at in vouched:
+        if at in overridden:
             changes += one.override(A)
         for change in changes:
             key = LatchKey(change.signal, change.part, change.device)
@@ -161,7 +161,7 @@ def test_a_fatal_xid_stays_fatal_without_a_recovery(before, xid, after):
     one = divided(FIRM)
     now = play(one, before)
     one.observe(A, XidEvent(xid), now)
-    energy = 50  # at least all that was seen before
+    energy = 50  # at least as high as any energy before
     for seen, pause in after:
         now += pause
         if isinstance(seen, Sample):
@@ -175,15 +175,12 @@ def test_a_fatal_xid_stays_fatal_without_a_recovery(before, xid, after):
 @BOUNDED
 @given(st.lists(st.none() | st.integers(0, 50), max_size=30), st.sampled_from([XidEvent(48), LOST]))
 def test_recovery_takes_energy_that_went_back_and_three_good_looks_since(energies, opening):
-    """A look without its energy does not count, and with another reset the looks begin again.
-
-    The second look confirms the reset with less energy than there was before it.
-    """
+    """A look without energy does not count, and another reset starts the looks again. The second look confirms a reset."""
     one = divided(FIRM)
-    hear(one, Sample(counting=0, energy=25), opening)
+    observe(one, Sample(counting=0, energy=25), opening)
     last, good, proven = 25, 0, False
     claimed: tuple[int, bool] | None = (
-        None  # the energy before a reset that no look has confirmed yet, and what was proven
+        None  # the energy before a reset that no look has confirmed yet, and the proof before it
     )
     for energy in energies:
         if energy is not None:
@@ -192,7 +189,7 @@ def test_recovery_takes_energy_that_went_back_and_three_good_looks_since(energie
             claimed = (last, proven) if energy < last / 2 else None
             good = 1 if claimed else good + 1
             proven, last = proven or claimed is not None, energy
-        hear(one, Sample(counting=0, energy=energy))
+        observe(one, Sample(counting=0, energy=energy))
         assert one.verdict(A) is (OK if proven and good >= CLEAN_SAMPLES else FATAL)
         if proven and good >= CLEAN_SAMPLES:
             break
@@ -201,7 +198,7 @@ def test_recovery_takes_energy_that_went_back_and_three_good_looks_since(energie
 @BOUNDED
 @given(stories, st.integers(1, 30))
 def test_no_silence_heals(story, silent):
-    """Looks at which the driver says nothing prove only that it answers, and time alone proves nothing at all."""
+    """Looks without readings prove only that the driver answers, and time alone proves nothing."""
     one = divided()
     now = play(one, story)
     held = latches(one)
@@ -209,10 +206,8 @@ def test_no_silence_heals(story, silent):
         one.observe(A, Sample(), now)
     still = verdicts(one)
     for key, latch in held.items():
-        recovered = (
-            latch.recovery.reset or latch.recovery.rebound
-        )  # that was seen before, and its looks are still to come
-        orderly = key.signal == "flapping" or latch.proof in ("application", "quiet")  # their time was over by then
+        recovered = latch.recovery.reset or latch.recovery.rebound  # these looks are clean looks after it
+        orderly = key.signal == "flapping" or latch.proof in ("application", "quiet")  # their time is over
         if not (recovered or orderly or key.signal in ANSWERED):
             assert key in still, f"{key} was closed by silence"
 
@@ -227,16 +222,16 @@ def test_a_gpus_health_never_depends_on_another(story, rest, random):
         while rest and random.random() < 0.5:
             together.observe(B, rest.pop()[0], now)
         assert together.observe(A, seen, now) == alone.observe(A, seen, now)
-        assert told(together) == told(alone)
+        assert reported(together) == reported(alone)
         assert together._records[A].latches == alone._records[A].latches
-        assert told(alone, B) == [(OK, "")] * 3
+        assert reported(alone, B) == [(OK, "")] * 3
     assert [entry for entry in together.evidence() if entry.uuid == A] == list(alone.evidence())
 
 
 @BOUNDED
 @given(stories, st.lists(st.sampled_from([46, 48, 45, 109, 31, 94, 9999]), max_size=30))
-def test_what_hits_one_slice_never_reaches_another_nor_the_gpu(story, hits):
-    """An event of any slice shows that events reach us: whether they do is left out."""
+def test_a_fault_of_one_mig_device_affects_no_other_and_not_the_gpu(story, hits):
+    """Observations of the delivery of events are left out, because an event of any MIG device closes `events`."""
     assert not any(GUARDED.xids.judge(xid).whole_gpu for xid in hits)
     without, with_, now = divided(), divided(), BEGIN
     for at, (seen, pause) in enumerate(one for one in story if not isinstance(one[0], EventDelivery)):
@@ -250,14 +245,14 @@ def test_what_hits_one_slice_never_reaches_another_nor_the_gpu(story, hits):
                 without.verdict(A, device),
                 without.reason(A, device),
             )
-        if 94 not in hits:  # by which an error of that slice is contained
+        if 94 not in hits:  # Xid 94 contains an error of that MIG device
             assert with_.verdict(A, "MIG-1") >= without.verdict(A, "MIG-1")
 
 
 @BOUNDED
 @given(stories, stories)
 def test_a_kill_at_any_moment_changes_no_verdict_no_reason_and_no_evidence(story, others):
-    """By what was written down when the revision changed last: nothing later is, where the process is killed."""
+    """The evidence is stored when the revision changes; a killed process loses later changes."""
     one, now = divided(), BEGIN
     written, revision = one.evidence(), one.revision
     for at, (seen, pause) in enumerate(story):
@@ -269,14 +264,14 @@ def test_a_kill_at_any_moment_changes_no_verdict_no_reason_and_no_evidence(story
             written, revision = one.evidence(), one.revision
         again = divided()
         again.replay(written)
-        assert (told(again), told(again, B)) == (told(one), told(one, B))
+        assert (reported(again), reported(again, B)) == (reported(one), reported(one, B))
         assert verdicts(again) == verdicts(one)
         assert again.evidence() == written
 
 
 @st.composite
 def repeating(draw):
-    """Two parts of one story in which the same few things happen again and again, as what is counted needs."""
+    """Return two parts of a story in which the same few observations repeat, so that counts grow."""
     steps = st.lists(
         st.tuples(st.sampled_from(draw(st.lists(observations, min_size=1, max_size=4))), pauses), max_size=25
     )
@@ -286,10 +281,7 @@ def repeating(draw):
 @settings(max_examples=150, deadline=None)
 @given(repeating() | st.tuples(stories, stories))
 def test_no_restart_at_any_point_ends_in_a_better_verdict(story):
-    """Nor is any verdict on the way to it better. The kill loses what was not said to be worth writing down.
-
-    Without the flap guard: what is held for longer after a restart has not fallen again.
-    """
+    """Without the flap guard: a fault that stays open for longer after a restart does not drop again."""
     before, after = story
     one, now = divided(UNGUARDED), BEGIN
     written, revision = one.evidence(), one.revision
@@ -313,7 +305,7 @@ def test_no_restart_at_any_point_ends_in_a_better_verdict(story):
 
 @BOUNDED
 @given(stories)
-def test_an_operators_word_leaves_nothing_fatal_but_what_cannot_be_served(story):
+def test_after_an_override_only_a_gpu_that_cannot_be_served_is_fatal(story):
     one = divided()
     now = play(one, story)
     one.override(A)
@@ -327,7 +319,7 @@ def test_an_operators_word_leaves_nothing_fatal_but_what_cannot_be_served(story)
 @BOUNDED
 @given(stories)
 def test_every_gpu_comes_back_from_a_boot_once_it_reads_well(story):
-    """Nothing is held for ever: a boot and a day of good looks clear all but orders."""
+    """A boot and a day of good looks close everything but orders."""
     one = divided()
     now = play(one, story)
     one.booted("boot-2")
@@ -360,7 +352,7 @@ def test_every_gpu_comes_back_from_a_boot_once_it_reads_well(story):
 
 
 def counted(of: HealthLedger) -> dict[LatchKey, Verdict]:
-    """The verdicts of what goes by how often something happened."""
+    """Return the verdicts of signals that count events."""
     return {key: v for key, v in verdicts(of).items() if key.signal in ("xid", "application-errors", "flapping")}
 
 
@@ -378,7 +370,6 @@ happenings = st.one_of(
     st.sets(st.integers(0, 39)),
 )
 def test_restarts_lose_no_count_of_what_happened(story, restarts):
-    """However often this process is begun again, and whenever: nothing comes to less than without."""
     one, often, now = divided(UNGUARDED), divided(UNGUARDED), BEGIN
     for at, (seen, pause) in enumerate(story):
         now += pause
@@ -393,8 +384,7 @@ def test_restarts_lose_no_count_of_what_happened(story, restarts):
 
 @BOUNDED
 @given(stories)
-def test_a_look_that_asks_for_little_opens_and_closes_nothing_that_goes_by_other_fields(story):
-    """What a steady look leaves out stays as it is, by whichever signal."""
+def test_a_look_that_requests_few_fields_affects_only_signals_of_these_fields(story):
     one, now = divided(UNGUARDED), play_on(story)
     play(one, story)
     nothing = Sample(asked=frozenset(("energy",)), energy=None)

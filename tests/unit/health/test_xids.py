@@ -8,7 +8,6 @@ from gpu_plugin.health.policy import VERDICTS, Judgement, XidList, XidPolicy, de
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.xid_table import ROWS, XID_TABLE
 
-TABLE = XID_TABLE
 BEYOND = 9999
 
 # The expected policy: Xids by verdict and by the proof that the fault is over.
@@ -32,23 +31,23 @@ POLICY = {
 
 
 def policy(disabled: str = "", enabled: str = "", **more: object) -> XidPolicy:
-    return XidPolicy(TABLE, parse_xid_list(disabled), parse_xid_list(enabled), **more)  # type: ignore[arg-type]
+    return XidPolicy(XID_TABLE, parse_xid_list(disabled), parse_xid_list(enabled), **more)  # type: ignore[arg-type]
 
 
 # The table
 
 
-def test_every_xid_of_the_policy_stands_in_the_table_once_with_its_verdict_and_recovery():
+def test_the_table_has_each_xid_once_with_its_verdict_and_recovery():
     found: dict[tuple[str, str], list[int]] = {}
-    for xid, row in sorted(TABLE.items()):
+    for xid, row in sorted(XID_TABLE.items()):
         found.setdefault((row.verdict, row.recovery), []).append(xid)
     assert found == POLICY
-    assert sorted(xid for row in ROWS for xid in row.codes) == sorted(TABLE)
+    assert sorted(xid for row in ROWS for xid in row.codes) == sorted(XID_TABLE)
 
 
-def test_what_the_rules_beyond_a_verdict_are_about():
+def test_each_rule_of_the_table_concerns_its_xids():
     def having(name: str) -> set[int]:
-        return {xid for xid, row in TABLE.items() if getattr(row, name)}
+        return {xid for xid, row in XID_TABLE.items() if getattr(row, name)}
 
     assert having("escalate") == {32, 74, 80, 94}
     assert having("beside") == {45, 74}
@@ -62,10 +61,10 @@ def test_what_the_rules_beyond_a_verdict_are_about():
     assert not having("repeats") & {32, 45, 80, 94, 37, 147}
 
 
-def test_the_table_says_which_xids_a_recovery_action_follows_since_which_driver_branch():
+def test_the_table_has_the_driver_branch_from_which_a_recovery_action_follows():
     """As NVIDIA's catalogue has it in the column "Xid 154 linkage"."""
     linked: dict[int, set[int]] = {}
-    for xid, row in TABLE.items():
+    for xid, row in XID_TABLE.items():
         if row.linked_since is not None:
             linked.setdefault(row.linked_since, set()).add(xid)
     assert linked == {
@@ -76,20 +75,18 @@ def test_the_table_says_which_xids_a_recovery_action_follows_since_which_driver_
     }
 
 
-def test_a_signal_that_the_table_names_is_one():
-    assert {row.beside.signal for row in TABLE.values() if row.beside} <= SIGNALS.keys()
-
-
-def test_words_of_the_config_are_those_of_the_table():
+def test_the_table_agrees_with_the_config_and_the_signals():
+    assert {row.beside.signal for row in XID_TABLE.values() if row.beside} <= SIGNALS.keys()
     assert set(XID_VERDICTS) == VERDICTS.keys()
-    assert set(XID_CLASSES) == {row.recovery for row in TABLE.values()}
+    assert set(XID_CLASSES) == {row.recovery for row in XID_TABLE.values()}
     assert {Proof(word) for word in XID_CLASSES} <= set(Proof)
-
-
-def test_every_judgement_has_a_name():
-    for xid in [*TABLE, BEYOND]:
-        judged = policy().judge(xid)
-        assert judged.name or xid == BEYOND
+    for xid in XID_TABLE:
+        assert policy().judge(xid).name
+    for row in ROWS:
+        assert not (row.escalate and row.brings), row.name  # a latch supports one of both rules
+        assert not (row.repeats and row.verdict == "fatal"), row.name  # `repeats` is for errors of applications
+        assert row.escalate is None or 2 <= row.escalate.count <= 64, row.name
+        assert row.brings is None or row.brings.xids, row.name
 
 
 @pytest.mark.parametrize(
@@ -105,21 +102,12 @@ def test_every_judgement_has_a_name():
         ({"enabled": "31,79,9999"}, BEYOND, "reset the GPU"),
     ],
 )
-def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
+def test_the_advice_follows_from_the_proof(asked, xid, advice):
     judged = policy(**asked).judge(xid)
     assert judged.advised(judged.verdict, judged.proof(judged.verdict)).startswith(advice)
 
 
-def test_the_rows_are_consistent():
-    for row in ROWS:
-        assert row.name
-        assert not (row.escalate and row.brings), row.name  # the signal has room for one of the two
-        assert not (row.repeats and row.verdict == "fatal"), row.name  # repeats is for errors of applications
-        assert row.escalate is None or 2 <= row.escalate.count <= 64, row.name
-        assert row.brings is None or row.brings.xids, row.name
-
-
-def test_an_xid_is_described_in_words_where_there_are_some():
+def test_an_xid_is_described_with_its_name_if_it_has_one():
     assert describe(79, policy().judge(79).name) == "Xid 79 (GPU has fallen off the bus)"
     assert describe(BEYOND) == "Xid 9999"
 
@@ -149,13 +137,13 @@ def test_an_xid_is_described_in_words_where_there_are_some():
         ("9" * 5000, XidList(malformed=("9" * 5000,))),
     ],
 )
-def test_what_operators_write(text, read):
+def test_lists_of_xids_are_parsed(text, read):
     assert parse_xid_list(text) == read
 
 
 @given(st.text(max_size=40) | st.lists(st.sampled_from(["all", "XIDS", "79", " ", "x", "13"])).map(",".join))
 @settings(max_examples=80, deadline=None)
-def test_no_text_is_too_odd_to_read(text):
+def test_any_text_is_parsed(text):
     read = parse_xid_list(text)
     words = [item.strip().lower() for item in text.split(",") if item.strip()]
     assert read.every is ("all" in words)
@@ -195,12 +183,12 @@ def test_the_operators_lists_over_the_table(disabled, enabled, fatal, harmless):
 
 
 @pytest.mark.parametrize("words", [("all", ""), ("xids", "")])
-def test_what_is_disabled_counts_for_nothing_at_all(words):
+def test_disabled_xids_are_ignored(words):
     asked = policy(*words)
-    assert {asked.judge(xid).verdict for xid in [*TABLE, BEYOND]} == {Verdict.OK}
+    assert {asked.judge(xid).verdict for xid in [*XID_TABLE, BEYOND]} == {Verdict.OK}
 
 
-# Who wins over whom, the strongest last
+# Precedence of policies, the strongest last
 
 
 LEVELS: dict[str, dict[str, object]] = {
@@ -215,7 +203,7 @@ MEANS = [Verdict.FATAL, Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.OK, V
 
 
 @pytest.mark.parametrize("upto", range(1, len(LEVELS) + 1))
-def test_the_most_exact_word_counts_and_the_environment_before_the_file(upto):
+def test_the_most_specific_setting_counts_and_the_environment_before_the_file(upto):
     asked: dict[str, object] = {}
     for level in list(LEVELS.values())[:upto]:
         for name, value in level.items():
@@ -242,13 +230,13 @@ def test_the_most_exact_word_counts_and_the_environment_before_the_file(upto):
         ({"critical": frozenset({31})}, 43, Verdict.APP),
     ],
 )
-def test_words_by_class_and_number(asked, xid, verdict):
+def test_settings_by_class_and_number(asked, xid, verdict):
     judged = policy(**asked).judge(xid)
     assert judged.verdict is verdict
     assert judged.firm is (judged != policy().judge(xid))
 
 
-def test_what_an_operator_says_of_an_xid_takes_its_rules_with_it():
+def test_a_setting_for_an_xid_replaces_its_rules():
     assert policy(numbers={94: Verdict.APP}).judge(94).raised is Verdict.OK
     assert policy(numbers={74: Verdict.DEGRADED}).judge(74).beside is None
     assert not policy(numbers={31: Verdict.DEGRADED}).judge(31).repeats
@@ -257,7 +245,7 @@ def test_what_an_operator_says_of_an_xid_takes_its_rules_with_it():
     assert policy(numbers={79: Verdict.DEGRADED}).judge(79).whole_gpu
 
 
-def test_without_a_table_every_xid_is_one_that_nobody_knows():
+def test_without_a_table_every_xid_is_unknown():
     assert XidPolicy().judge(79) == policy().judge(BEYOND) == Judgement(Verdict.DEGRADED)
 
 

@@ -1,9 +1,7 @@
-"""One GPU under a ledger of its own, with a clock that the test moves."""
-
-from collections.abc import Iterator
+"""One GPU with a ledger of its own and a clock that the test moves, for tests of one signal."""
 
 from gpu_plugin.health.evidence import BACKGROUND, Evidence
-from gpu_plugin.health.latch import AnyLatch, Verdict
+from gpu_plugin.health.latch import AnyLatch, LatchKey, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Facts, Observation
 from gpu_plugin.health.policy import HealthPolicy
@@ -11,51 +9,69 @@ from tests.unit.health.ledgers import SEEN
 
 GPU = "GPU-aaaa"
 UNGUARDED = HealthPolicy(flap_hold=0)
+UNKNOWN = Facts()
 
 
 class Watched:
-    """A GPU of which one signal is looked at, by its own latch or latches, whatever others say."""
+    """A GPU with one signal under test. `changes` are the changes of its verdict.
+
+    With `seen`, the GPU had a good look before.
+    """
 
     def __init__(
-        self, signal: str, facts: Facts, policy: HealthPolicy = UNGUARDED, part: str = "", *, seen: bool = True
+        self,
+        signal: str,
+        facts: Facts = UNKNOWN,
+        policy: HealthPolicy = UNGUARDED,
+        part: str = "",
+        *,
+        seen: bool = True,
     ) -> None:
         self.signal, self.part, self.facts, self.policy = signal, part, facts, policy
         self.now, self.seen = 1_000.0, seen
-        self.ledger = self._ledger()
+        self.changes: list[Transition] = []
+        self.ledger = self.new_ledger()
 
     def see(self, *seen: Observation, every: float = 5.0) -> Verdict:
-        """Takes in these observations, one every so many seconds, and returns what the signal makes of them."""
-        for _ in self.steps(*seen, every=every):
-            pass
+        """Observe these, one every `every` seconds, and return the signal's verdict."""
+        for observation in seen:
+            changes = self.ledger.observe(GPU, observation, self.now)
+            self.changes += [change for change in changes if change.signal == self.signal]
+            self.now += every
         return self.verdict
 
-    def steps(self, *seen: Observation, every: float = 5.0) -> Iterator[Verdict]:
-        """What the signal says after each of these observations."""
-        for observation in seen:
-            self.ledger.observe(GPU, observation, self.now)
-            self.now += every
-            yield self.verdict
+    def steps(self, *seen: Observation, every: float = 5.0) -> list[Verdict]:
+        """Return the signal's verdict after each of these observations."""
+        return [self.see(observation, every=every) for observation in seen]
 
-    def vouch(self) -> Verdict:
-        """What the signal says once an operator vouched for the GPU."""
+    def override(self) -> Verdict:
+        """Return the signal's verdict after an operator's override."""
         self.ledger.override(GPU)
         return self.verdict
 
     def restart(self) -> Verdict:
-        """What a new process makes of what this one wrote down."""
+        """Return the signal's verdict in a new process that reads the evidence of this one."""
         evidence = self.ledger.evidence()
-        self.ledger = self._ledger()
+        self.ledger = self.new_ledger()
         self.ledger.replay(evidence)
         return self.verdict
 
+    def new_ledger(self) -> HealthLedger:
+        """Return the ledger of a new process, without evidence."""
+        made = HealthLedger(self.policy)
+        made.watch(GPU, self.facts)
+        if self.seen:
+            made.observe(GPU, SEEN, 0.0)
+        return made
+
     @property
     def written(self) -> list[Evidence]:
-        """What a new process would know of signals."""
+        """The evidence for a new process, without the GPU's marks."""
         return [entry for entry in self.ledger.evidence() if entry.signal != BACKGROUND.signal]
 
     @property
     def verdict(self) -> Verdict:
-        """The signal's own, as it stands."""
+        """The verdict of the signal, or of its latch for `part`."""
         found = [
             verdict
             for key, _, verdict in self.ledger.standing(GPU)
@@ -69,9 +85,12 @@ class Watched:
         (found,) = [latch for key, latch, _ in self.ledger.standing(GPU) if key.signal == self.signal]
         return found
 
-    def _ledger(self) -> HealthLedger:
-        made = HealthLedger(self.policy)
-        made.watch(GPU, self.facts)
-        if self.seen:
-            made.observe(GPU, SEEN, 0.0)
-        return made
+    @property
+    def stored(self) -> AnyLatch | None:
+        """The signal's latch, open or not."""
+        return self.ledger._records[GPU].latches.get(LatchKey(self.signal))
+
+    @property
+    def overall(self) -> Verdict:
+        """The verdict of all signals together."""
+        return self.ledger.verdict(GPU)

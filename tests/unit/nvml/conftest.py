@@ -1,4 +1,4 @@
-"""What every test here shares: no driver thread outlives its test, and none waits longer than it must."""
+"""Fixtures of all tests of nvml: no driver thread outlives its test, and no wait is long."""
 
 import threading
 from collections.abc import Iterator
@@ -7,12 +7,11 @@ import pytest
 
 from gpu_plugin.nvml import events, monitor, reopening, subscription
 
-_OTHERS: set[threading.Thread] = set()
-"""Threads that were there before the test, and are none of its business."""
+_OTHERS: set[threading.Thread] = set()  # threads from before the test
 
 
 def driver_threads():
-    """The threads for the driver's calls and events that this test has begun."""
+    """Return the threads for calls and events of the driver that this test started."""
     named = [thread for thread in threading.enumerate() if thread.name.startswith("nvml-")]
     return [thread for thread in named if thread not in _OTHERS]
 

@@ -1,8 +1,8 @@
 # ruff: noqa: N802 - methods are named as the functions they answer for
-"""A library as the loader would give it: real C functions with NVML's own signatures, answered in Python.
+"""An NVML library: C functions with NVML's own signatures that Python answers.
 
-They are called through untyped pointers, as the real ones are: an argument of the wrong kind shows here. Signatures and
-structures are those of nvml.h as it was recorded (`header`), and no binding's.
+They are called through untyped pointers like the real functions, so that an argument of a wrong type shows. Signatures and
+structures come from the recorded nvml.h (`header`), not from a binding.
 """
 
 import ctypes
@@ -15,27 +15,55 @@ from gpu_plugin.devices.nvml_h import Return
 from tests.unit.nvml import header
 from tests.unit.nvml.header import At
 
-FIRST, SECOND = 0x7F00_1234_5000, 0x7F00_1234_6000
-"""Handles of the two GPUs: wider than 32 bits, as pointers are."""
+# Handles are wider than 32 bits, like pointers. MIG is the only MIG device of the first GPU.
+FIRST, SECOND, MIG, EVENTS = 0x7F00_1234_5000, 0x7F00_1234_6000, 0x7F00_5555_7000, 0x7F00_9876_0000
 
-MIG = 0x7F00_5555_7000
-"""Handle of the first one's only MIG device."""
-
-EVENTS = 0x7F00_9876_0000
-
+# The version of the structure that a function expects
 VERSIONS = {
     "nvmlDeviceGetMemoryInfo_v2": header.version("nvmlMemory_v2_t", 2),
     "nvmlDeviceGetMarginTemperature": header.version("nvmlMarginTemperature_v1_t", 1),
     "nvmlDeviceGetSramEccErrorStatus": header.version("nvmlEccSramErrorStatus_v1_t", 1),
     "nvmlDeviceGetTemperatureV": header.version("nvmlTemperature_v1_t", 1),
 }
-"""The version of the structure that a function takes."""
+
+# The value that a function writes through its last argument; None: it writes nothing
+PLAIN: dict[str, int | None] = {
+    "nvmlInitWithFlags": None,
+    "nvmlShutdown": None,
+    "nvmlDeviceSetComputeMode": None,
+    "nvmlEventSetFree": None,
+    "nvmlDeviceRegisterEvents": None,
+    "nvmlSystemGetCudaDriverVersion_v2": 13010,
+    "nvmlDeviceGetCount_v2": 2,
+    "nvmlDeviceGetHandleByUUID": FIRST,
+    "nvmlDeviceGetHandleByPciBusId_v2": SECOND,
+    "nvmlDeviceGetMinorNumber": 5,
+    "nvmlDeviceGetArchitecture": 9,
+    "nvmlDeviceGetPowerUsage": 345_678,
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetMaxMigDeviceCount": 7,
+    "nvmlDeviceGetMigDeviceHandleByIndex": MIG,
+    "nvmlDeviceGetGpuInstanceId": 13,
+    "nvmlDeviceGetComputeInstanceId": 1,
+    "nvmlDeviceGetComputeMode": 3,
+    "nvmlDeviceGetPersistenceMode": 1,
+    "nvmlDeviceGetTemperature": 32,
+    "nvmlDeviceGetRetiredPagesPendingStatus": 1,
+    "nvmlDeviceGetCurrPcieLinkWidth": 8,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetCurrPcieLinkGeneration": 3,
+    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+    "nvmlDeviceGetPcieReplayCounter": 0xFFFF_FFFE,
+    "nvmlDeviceGetSupportedEventTypes": 0x1_0000_FF9F,
+    "nvmlDeviceGetTopologyCommonAncestor": 30,
+    "nvmlEventSetCreate": EVENTS,
+}
 
 _FABRICS = {2: "nvmlGpuFabricInfo_v2_t", 3: "nvmlGpuFabricInfo_v3_t"}
 
 
 class Held:
-    """A function that hangs: whether a call is in it, and whether it is let out."""
+    """A function that hangs until `free` is set. `entered` is set when a call is in it."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -43,13 +71,13 @@ class Held:
 
 
 class FakeLibrary:
-    """Two GPUs. `calls` are the functions called, each with the arguments that go in; `refusals` their codes by function.
+    """A library with two GPUs.
 
-    `values` is what the functions answer. A function in `missing` is not in the library. `fabric_versions` are the versions of
-    the structure that nvmlDeviceGetGpuFabricInfoV takes; `fabric` is what it tells, as (state, status, mask, summary), of the
-    cluster with the uuid of these bytes and of these `cliques`, as (type, id). What a structure has between its members is
-    filled with `garbage`. `fields` are the values of nvmlDeviceGetFieldValues by id, or by id and scope, as (code, type, a
-    ctypes value).
+    `calls` are the functions called, with the arguments that go in. `refusals` are return codes by function, `missing` are
+    functions that the library lacks, `unloaded` are the libraries that were closed. `values` are answers. `fabric` is (state,
+    status, health mask, summary), of a cluster with the uuid of these bytes and with these `cliques`, as (type, id);
+    `fabric_versions` are the structures that nvmlDeviceGetGpuFabricInfoV accepts. Padding of structures is filled with
+    `garbage`. `fields` are values of nvmlDeviceGetFieldValues by id, or by id and scope, as (code, type, a ctypes value).
     """
 
     def __init__(self) -> None:
@@ -92,7 +120,7 @@ class FakeLibrary:
 
     @contextmanager
     def holding(self, name: str) -> Iterator["Held"]:
-        """Calls of that function do not come back before this ends."""
+        """Let calls of this function hang until the context ends."""
         held = self._held[name] = Held()
         try:
             yield held
@@ -110,7 +138,7 @@ class FakeLibrary:
         return self._made[name][1]
 
     def _function(self, name: str) -> Callable[..., int]:
-        answer: Callable[..., int | None] = getattr(self, f"_{name}")
+        answer: Callable[..., int | None] | None = getattr(self, f"_{name}", None)
 
         def function(*arguments: Any) -> int:
             self.calls.append((name, *(a for a in arguments if a is None or isinstance(a, int | bytes))))
@@ -119,42 +147,25 @@ class FakeLibrary:
                 held.free.wait()
             if name in self.refusals:
                 return self.refusals[name]
-            return answer(*arguments) or 0
+            if answer is not None:
+                return answer(*arguments) or 0
+            if PLAIN[name] is not None:
+                arguments[-1][0] = PLAIN[name]
+            return 0
 
         return function
-
-    def _nvmlInitWithFlags(self, flags):
-        pass
-
-    def _nvmlShutdown(self):
-        pass
 
     def _nvmlSystemGetDriverVersion(self, buffer, size):
         _fill(buffer, size, self.values["driver_version"])
 
-    def _nvmlSystemGetCudaDriverVersion_v2(self, version):
-        version[0] = 13010
-
     def _nvmlDeviceGetCudaComputeCapability(self, handle, major, minor):
         major[0], minor[0] = 9, 0
-
-    def _nvmlDeviceGetCount_v2(self, count):
-        count[0] = 2
 
     def _nvmlDeviceGetHandleByIndex_v2(self, index, handle):
         handle[0] = (FIRST, SECOND)[index]
 
-    def _nvmlDeviceGetHandleByUUID(self, uuid, handle):
-        handle[0] = FIRST
-
-    def _nvmlDeviceGetHandleByPciBusId_v2(self, bus_id, handle):
-        handle[0] = SECOND
-
     def _nvmlDeviceGetUUID(self, handle, buffer, size):
         _fill(buffer, size, self.values["uuid"])
-
-    def _nvmlDeviceGetMinorNumber(self, handle, minor):
-        minor[0] = 5
 
     def _nvmlDeviceGetPciInfo_v3(self, handle, info):
         told = At("nvmlPciInfo_t", info)
@@ -162,9 +173,6 @@ class FakeLibrary:
 
     def _nvmlDeviceGetName(self, handle, buffer, size):
         _fill(buffer, size, self.values["name"])
-
-    def _nvmlDeviceGetArchitecture(self, handle, architecture):
-        architecture[0] = 9
 
     def _nvmlDeviceGetMemoryInfo(self, handle, memory):
         told = At("nvmlMemory_t", memory)
@@ -181,12 +189,6 @@ class FakeLibrary:
         told = At("nvmlUtilization_t", rates)
         told["gpu"], told["memory"] = 87, 12
 
-    def _nvmlDeviceGetPowerUsage(self, handle, milliwatts):
-        milliwatts[0] = 345_678
-
-    def _nvmlDeviceGetEnforcedPowerLimit(self, handle, milliwatts):
-        milliwatts[0] = 700_000
-
     def _nvmlDeviceGetMigMode(self, handle, current, pending):
         current[0], pending[0] = 0, 1
 
@@ -199,18 +201,6 @@ class FakeLibrary:
         for index, licensed in enumerate(self.features):
             told.nested("gridLicensableFeatures", "nvmlGridLicensableFeature_t", index)["featureState"] = licensed
 
-    def _nvmlDeviceGetMaxMigDeviceCount(self, handle, count):
-        count[0] = 7
-
-    def _nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index, mig):
-        mig[0] = MIG
-
-    def _nvmlDeviceGetGpuInstanceId(self, handle, number):
-        number[0] = 13
-
-    def _nvmlDeviceGetComputeInstanceId(self, handle, number):
-        number[0] = 1
-
     def _nvmlDeviceGetAttributes_v2(self, handle, attributes):
         told = At("nvmlDeviceAttributes_t", attributes)
         told["multiprocessorCount"] = 14
@@ -219,22 +209,10 @@ class FakeLibrary:
         told["gpuInstanceSliceCount"], told["computeInstanceSliceCount"] = 3, 2
         told["memorySizeMB"] = self.values["mig_memory"]
 
-    def _nvmlDeviceGetComputeMode(self, handle, mode):
-        mode[0] = 3
-
-    def _nvmlDeviceSetComputeMode(self, handle, mode):
-        pass
-
     def _nvmlDeviceGetMemoryAffinity(self, handle, words, nodes, scope):
         assert scope == 0, "NVML_AFFINITY_SCOPE_NODE"
         for at in range(words):
             nodes[at] = self.values["memory_affinity"].get(at, 0)
-
-    def _nvmlDeviceGetPersistenceMode(self, handle, mode):
-        mode[0] = 1
-
-    def _nvmlDeviceGetTemperature(self, handle, sensor, celsius):
-        celsius[0] = 32
 
     def _nvmlDeviceGetTemperatureV(self, handle, temperature):
         told = At("nvmlTemperature_v1_t", temperature)
@@ -268,9 +246,6 @@ class FakeLibrary:
     def _nvmlDeviceGetRemappedRows(self, handle, correctable, uncorrectable, pending, failure):
         correctable[0], uncorrectable[0], pending[0], failure[0] = self.values["remapped"]
 
-    def _nvmlDeviceGetRetiredPagesPendingStatus(self, handle, pending):
-        pending[0] = 1
-
     def _nvmlDeviceGetUnrepairableMemoryFlag_v1(self, handle, status):
         At("nvmlUnrepairableMemoryStatus_v1_t", status)["bUnrepairableMemory"] = self.values["unrepairable"]
 
@@ -303,7 +278,7 @@ class FakeLibrary:
             clique["type"], clique["id"] = kind, number
 
     def _state(self, kind, info):
-        """What all structures say of the fabric; behind its state, which is one byte, lies what nobody has written."""
+        """Write what all structures have. The bytes behind the state, which is one byte, are garbage."""
         ctypes.memset(info, self.garbage, header.size(kind))
         told = At(kind, info)
         told["state"], told["status"] = self.fabric[:2]
@@ -311,31 +286,13 @@ class FakeLibrary:
         return told
 
     def _join(self, kind, info):
-        """What older structures say beside: of all cliques the first one of type 0."""
+        """Write what older structures also have: the first clique of type 0."""
         told = self._state(kind, info)
         told["cliqueId"] = next(number for each, number in self.cliques if each == 0)
         return told
 
-    def _nvmlDeviceGetCurrPcieLinkWidth(self, handle, width):
-        width[0] = 8
-
-    def _nvmlDeviceGetMaxPcieLinkWidth(self, handle, width):
-        width[0] = 16
-
-    def _nvmlDeviceGetCurrPcieLinkGeneration(self, handle, generation):
-        generation[0] = 3
-
-    def _nvmlDeviceGetMaxPcieLinkGeneration(self, handle, generation):
-        generation[0] = 5
-
-    def _nvmlDeviceGetPcieReplayCounter(self, handle, replays):
-        replays[0] = 0xFFFF_FFFE
-
     def _nvmlDeviceGetTotalEnergyConsumption(self, handle, energy):
         energy[0] = self.values["energy"]
-
-    def _nvmlDeviceGetSupportedEventTypes(self, handle, mask):
-        mask[0] = 0x1_0000_FF9F
 
     def _nvmlDeviceGetFieldValues(self, handle, count, values):
         for at in range(count):
@@ -345,7 +302,7 @@ class FakeLibrary:
             code, kind, value = self.fields.get(key, self.fields.get(key[0], (3, 0, ctypes.c_ulonglong(0))))
             row["timestamp"], row["latencyUsec"] = 1_700_000_000_000_000, -1
             row["nvmlReturn"], row["valueType"] = code, kind
-            offset, size, _ = header.told()["structures"]["nvmlFieldValue_t"]["members"]["value"]
+            offset, size, _ = header.record()["structures"]["nvmlFieldValue_t"]["members"]["value"]
             ctypes.memset(address + offset, self.garbage, size)
             ctypes.memmove(address + offset, ctypes.byref(value), ctypes.sizeof(value))
 
@@ -360,18 +317,6 @@ class FakeLibrary:
 
     def _nvmlDeviceGetNvLinkRemotePciInfo_v2(self, handle, link, info):
         At("nvmlPciInfo_t", info)["busId"] = self.values["remote_bus_id"]
-
-    def _nvmlDeviceGetTopologyCommonAncestor(self, one, other, level):
-        level[0] = 30
-
-    def _nvmlEventSetCreate(self, events):
-        events[0] = EVENTS
-
-    def _nvmlEventSetFree(self, events):
-        pass
-
-    def _nvmlDeviceRegisterEvents(self, handle, mask, events):
-        pass
 
     def _nvmlEventSetWait_v2(self, events, data, timeout):
         told = At("nvmlEventData_t", data)

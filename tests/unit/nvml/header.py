@@ -1,4 +1,4 @@
-"""nvml.h as it was recorded (`record_nvml_h`): what the header calls the things that are used here, and what it says of them."""
+"""The recorded nvml.h (`record_nvml_h`): its names for numbers that the package uses, its structures and its functions."""
 
 import ctypes
 import functools
@@ -10,92 +10,7 @@ from typing import Any
 
 from gpu_plugin.devices import nvml_h
 
-STRUCTURES = (
-    "nvmlPciInfo_t",
-    "nvmlMemory_t",
-    "nvmlMemory_v2_t",
-    "nvmlUtilization_t",
-    "nvmlDeviceAttributes_t",
-    "nvmlEccSramErrorStatus_v1_t",
-    "nvmlMarginTemperature_v1_t",
-    "nvmlTemperature_v1_t",
-    "nvmlUnrepairableMemoryStatus_v1_t",
-    "nvmlGpuFabricInfo_t",
-    "nvmlGpuFabricInfo_v2_t",
-    "nvmlGpuFabricInfo_v3_t",
-    "nvmlGpuFabricClique_v1_t",
-    "nvmlGpuFabricInfo_v4_t",
-    "nvmlFieldValue_t",
-    "nvmlGridLicenseExpiry_t",
-    "nvmlGridLicensableFeature_t",
-    "nvmlGridLicensableFeatures_t",
-    "nvmlEventData_t",
-)
-
-FUNCTIONS = (
-    "nvmlInitWithFlags",
-    "nvmlShutdown",
-    "nvmlSystemGetDriverVersion",
-    "nvmlSystemGetCudaDriverVersion_v2",
-    "nvmlDeviceGetCount_v2",
-    "nvmlDeviceGetHandleByIndex_v2",
-    "nvmlDeviceGetHandleByUUID",
-    "nvmlDeviceGetHandleByPciBusId_v2",
-    "nvmlDeviceGetUUID",
-    "nvmlDeviceGetMinorNumber",
-    "nvmlDeviceGetPciInfo_v3",
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetArchitecture",
-    "nvmlDeviceGetCudaComputeCapability",
-    "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetMemoryInfo_v2",
-    "nvmlDeviceGetUtilizationRates",
-    "nvmlDeviceGetPowerUsage",
-    "nvmlDeviceGetEnforcedPowerLimit",
-    "nvmlDeviceGetVirtualizationMode",
-    "nvmlDeviceGetGridLicensableFeatures_v4",
-    "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetMaxMigDeviceCount",
-    "nvmlDeviceGetMigDeviceHandleByIndex",
-    "nvmlDeviceGetGpuInstanceId",
-    "nvmlDeviceGetComputeInstanceId",
-    "nvmlDeviceGetAttributes_v2",
-    "nvmlDeviceGetComputeMode",
-    "nvmlDeviceSetComputeMode",
-    "nvmlDeviceGetMemoryAffinity",
-    "nvmlDeviceGetPersistenceMode",
-    "nvmlDeviceGetTemperature",
-    "nvmlDeviceGetTemperatureV",
-    "nvmlDeviceGetTemperatureThreshold",
-    "nvmlDeviceGetMarginTemperature",
-    "nvmlDeviceGetTotalEccErrors",
-    "nvmlDeviceGetSramEccErrorStatus",
-    "nvmlDeviceGetRemappedRows",
-    "nvmlDeviceGetRetiredPagesPendingStatus",
-    "nvmlDeviceGetUnrepairableMemoryFlag_v1",
-    "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlDeviceGetCurrentClocksThrottleReasons",
-    "nvmlDeviceGetGpuFabricInfo",
-    "nvmlDeviceGetGpuFabricInfoV",
-    "nvmlDeviceGetGpuFabricInfo_v4",
-    "nvmlDeviceGetCurrPcieLinkWidth",
-    "nvmlDeviceGetMaxPcieLinkWidth",
-    "nvmlDeviceGetCurrPcieLinkGeneration",
-    "nvmlDeviceGetMaxPcieLinkGeneration",
-    "nvmlDeviceGetPcieReplayCounter",
-    "nvmlDeviceGetTotalEnergyConsumption",
-    "nvmlDeviceGetSupportedEventTypes",
-    "nvmlDeviceGetFieldValues",
-    "nvmlDeviceGetNvLinkState",
-    "nvmlDeviceGetNvLinkRemoteDeviceType",
-    "nvmlDeviceGetNvLinkRemotePciInfo_v2",
-    "nvmlDeviceGetTopologyCommonAncestor",
-    "nvmlEventSetCreate",
-    "nvmlEventSetFree",
-    "nvmlDeviceRegisterEvents",
-    "nvmlEventSetWait_v2",
-)
-
+# Prefixes of the members of an enumeration in the header
 PREFIXES: Mapping[type[IntEnum], str] = {
     nvml_h.Return: "NVML_ERROR_",
     nvml_h.ValueType: "NVML_VALUE_TYPE_",
@@ -109,7 +24,6 @@ PREFIXES: Mapping[type[IntEnum], str] = {
     nvml_h.FabricCondition: "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_",
     nvml_h.FabricConfiguration: "NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_",
 }
-"""What the names of an enumeration's members begin with in the header."""
 
 EVENT_TYPES: Mapping[str, str] = {
     "SINGLE_BIT_ECC": "nvmlEventTypeSingleBitEccError",
@@ -125,6 +39,7 @@ EVENT_TYPES: Mapping[str, str] = {
     "GPU_RECOVERY_ACTION": "nvmlEventTypeGpuRecoveryAction",
 }
 
+# Other constants, without the field ids (FI_*)
 NAMES: Mapping[str, str] = {
     "EVENT_TYPES_ALL": "nvmlEventTypeAll",
     "MAX_NVLINKS": "NVML_NVLINK_MAX_LINKS",
@@ -150,14 +65,12 @@ NAMES: Mapping[str, str] = {
     "FEATURE_ENABLED": "NVML_FEATURE_ENABLED",
     "VIRTUALIZATION_VGPU": "NVML_GPU_VIRTUALIZATION_MODE_VGPU",
 }
-"""Constants that are no members, but for the field ids (FI_*)."""
 
-OURS = frozenset({"ALL_INSTANCES"})
-"""What the header has no name for: its words are that both ids are 0xFFFFFFFF."""
+OURS = frozenset({"ALL_INSTANCES"})  # the header has no name for 0xFFFFFFFF as an id of instances
 
 
 def ours() -> dict[str, int]:
-    """Every number of `devices.nvml_h`, by what the header calls it."""
+    """Return the numbers of `devices.nvml_h` by their names in the header."""
     found = {_in_header(member): int(member) for kind in PREFIXES for member in kind}
     found |= {EVENT_TYPES[member.name]: int(member) for member in nvml_h.EventType if member.name}
     for name, value in vars(nvml_h).items():
@@ -167,7 +80,7 @@ def ours() -> dict[str, int]:
 
 
 def constants() -> list[str]:
-    """What the header calls the numbers that are recorded."""
+    """Return the names of the recorded numbers."""
     return [*ours(), "NVML_DEVICE_MIG_ENABLE"]
 
 
@@ -177,18 +90,21 @@ def _in_header(member: IntEnum) -> str:
 
 
 @functools.cache
-def told() -> Mapping[str, Any]:
-    """The record."""
+def record() -> Mapping[str, Any]:
+    """Return the record. To record another structure or function, add its name to the file first."""
     found: dict[str, Any] = json.loads((Path(__file__).parent / "nvml_h.json").read_text(encoding="ascii"))
     return found
 
 
+STRUCTURES, FUNCTIONS = tuple(record()["structures"]), tuple(record()["functions"])
+
+
 class Address(ctypes.c_void_p):
-    """Where a structure is, told from a handle, which is a plain pointer."""
+    """The address of a structure. A handle is a plain pointer."""
 
 
 class At:
-    """A structure in memory, read and written where the header has its members, in this machine's byte order."""
+    """A structure in memory, with its members at the offsets of the header."""
 
     def __init__(self, structure: str, address: Address | int) -> None:
         self._structure = structure
@@ -207,14 +123,14 @@ class At:
             place.value = value
 
     def nested(self, member: str, structure: str, index: int) -> "At":
-        """An element of an array of structures."""
-        offset, size, _ = told()["structures"][self._structure]["members"][member]
-        each = told()["structures"][structure]["size"]
+        """Return an element of an array of structures."""
+        offset, size, _ = record()["structures"][self._structure]["members"][member]
+        each = record()["structures"][structure]["size"]
         assert (index + 1) * each <= size
         return At(structure, self._address + offset + index * each)
 
     def _place(self, member: str) -> tuple[Any, str]:
-        offset, size, kind = told()["structures"][self._structure]["members"][member]
+        offset, size, kind = record()["structures"][self._structure]["members"][member]
         if kind in ("bytes", "text"):
             return (ctypes.c_char * size).from_address(self._address + offset), kind
         return _TYPES[kind if kind != "other" else "pointer", size].from_address(self._address + offset), kind
@@ -232,15 +148,33 @@ _TYPES: Mapping[tuple[str, int], Any] = {
 
 
 def size(structure: str) -> int:
-    """Of a structure, in bytes."""
-    found: int = told()["structures"][structure]["size"]
+    """Return the size of a structure in bytes."""
+    found: int = record()["structures"][structure]["size"]
     return found
 
 
 def version(structure: str, number: int) -> int:
-    """NVML_STRUCT_VERSION."""
+    """Return NVML_STRUCT_VERSION."""
     return number << 24 | size(structure)
 
+
+# Types of arguments that are unsigned integers in C
+ENUMERATIONS = frozenset(
+    {
+        "nvmlAffinityScope_t",
+        "nvmlBrandType_t",
+        "nvmlComputeMode_t",
+        "nvmlDeviceArchitecture_t",
+        "nvmlEccCounterType_t",
+        "nvmlEnableState_t",
+        "nvmlGpuTopologyLevel_t",
+        "nvmlGpuVirtualizationMode_t",
+        "nvmlIntNvLinkDeviceType_t",
+        "nvmlMemoryErrorType_t",
+        "nvmlTemperatureSensors_t",
+        "nvmlTemperatureThresholds_t",
+    }
+)
 
 _ARGUMENTS: Mapping[str, Any] = {
     "unsigned int": ctypes.c_uint,
@@ -260,9 +194,9 @@ _ARGUMENTS: Mapping[str, Any] = {
 
 
 def signature(function: str) -> tuple[Any, ...]:
-    """The types of a function's arguments. A structure's is an `Address`, an enumeration's the integer that it is in C."""
+    """Return the types of a function's arguments: `Address` for a structure, an integer for an enumeration."""
     found = []
-    for argument in told()["functions"][function]:
+    for argument in record()["functions"][function]:
         plain = argument.rstrip("*")
         if argument in _ARGUMENTS:
             found.append(_ARGUMENTS[argument])
@@ -272,22 +206,3 @@ def signature(function: str) -> tuple[Any, ...]:
             assert argument.endswith("*"), argument
             found.append(Address)
     return tuple(found)
-
-
-ENUMERATIONS = frozenset(
-    {
-        "nvmlAffinityScope_t",
-        "nvmlBrandType_t",
-        "nvmlComputeMode_t",
-        "nvmlDeviceArchitecture_t",
-        "nvmlEccCounterType_t",
-        "nvmlEnableState_t",
-        "nvmlGpuTopologyLevel_t",
-        "nvmlGpuVirtualizationMode_t",
-        "nvmlIntNvLinkDeviceType_t",
-        "nvmlMemoryErrorType_t",
-        "nvmlTemperatureSensors_t",
-        "nvmlTemperatureThresholds_t",
-    }
-)
-"""Types of arguments that are unsigned integers in C."""

@@ -1,4 +1,4 @@
-"""A simulated node whose driver is open, for what is asked of it without a monitor."""
+"""A simulated node with an open driver, for tests without a monitor."""
 
 from gpu_plugin.nvml import links, traits
 from gpu_plugin.simulation import profile
@@ -8,7 +8,7 @@ from gpu_plugin.simulation.host import SimulatedHost
 
 
 class Machine:
-    """A node of that profile, or with one GPU of these traits."""
+    """A node of this profile, or with one GPU of these traits."""
 
     def __init__(self, name="dgx1-v100", **gpu):
         content = profile.parse({"count": 1, "gpu": {"name": "NVIDIA Test", **gpu}}) if gpu else profile.load(name)
@@ -22,11 +22,11 @@ class Machine:
         return traits.probe_gpu(self.driver, self.host, index, known, **how)
 
     def found(self):
-        """Every GPU as it is described now, and a handle of each by uuid."""
+        """Return the present description of every GPU, and a handle of each by uuid."""
         probed = [self.probe(index) for index in range(len(self.uuids))]
         return [gpu for _, gpu in probed], {gpu.uuid: handle for handle, gpu in probed}
 
     def links(self, driver=None):
-        """A way to read the links of the GPUs as they are described now, again and again; of another driver, if given."""
+        """Return a function that reads the links of the GPUs, of this driver or another one."""
         gpus, handles = self.found()
         return lambda: links.probe_links(driver or self.driver, self.host, handles, gpus)

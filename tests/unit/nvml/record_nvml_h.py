@@ -1,10 +1,10 @@
-"""Records what nvml.h says of the structures, constants and functions that are used here: `nvml_h.json` beside this file.
+"""Record the structures, constants and functions of nvml.h that the package uses, in `nvml_h.json`.
 
     python -m tests.unit.nvml.record_nvml_h NAME=HEADER [NAME=HEADER...]
 
-The first header is recorded, under that name; of the others it is said in what they differ, of all that they have. A C
-compiler (cc) lays the structures out; no library is needed. The header comes with the CUDA toolkit, and in the Python packages
-nvidia-nvml-dev and nvidia-nvml-dev-cu12.
+The first header is recorded under its name. For the others, the record lists the names in which they differ. The script needs
+a C compiler (cc) and no library. The header is part of the CUDA toolkit and of the Python packages nvidia-nvml-dev and
+nvidia-nvml-dev-cu12.
 """
 
 import json
@@ -28,7 +28,7 @@ _KIND = """
 
 
 def record(text: str, path: Path) -> dict[str, Any]:
-    """What this header says, with what it lacks left out."""
+    """Return the record of this header, without names that it lacks."""
     members = {name: found for name in header.STRUCTURES if (found := _members(text, name))}
     constants = [name for name in header.constants() if re.search(rf"\b{name}\b", text)]
     lines = [f'#include "{path}"', "#include <stdio.h>", "#include <stddef.h>", _KIND, "int main(void) {"]
@@ -62,13 +62,13 @@ def record(text: str, path: Path) -> dict[str, Any]:
 
 
 def _members(text: str, name: str) -> list[str]:
-    """The names of a structure's members, in order."""
+    """Return the names of a structure's members, in order."""
     found = re.search(rf"typedef struct\s*\w*\s*\{{((?:(?!typedef)[^{{}}])*)\}}\s*{name};", text)
     return re.findall(r"(\w+)(?:\[\w+\])?\s*;", _bare(found[1])) if found else []
 
 
 def _arguments(text: str, name: str) -> list[str] | None:
-    """The types of a function's arguments."""
+    """Return the types of a function's arguments."""
     found = re.search(rf"nvmlReturn_t\s+DECLDIR\s+{name}\s*\(([^)]*)\)", text)
     if not found:
         return None
@@ -85,7 +85,7 @@ def _differing(newest: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the record."""
+    """Write the record."""
     read = []
     for argument in arguments:
         name, _, path = argument.partition("=")

@@ -35,15 +35,13 @@ async def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_absent_until_it
 
 
 async def test_a_gpu_that_vanished_and_is_listed_no_more_is_absent():
-    bench = Bench(poll=0.01, retention=0.0)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(poll=0.01, retention=0.0).watching(rounds=0) as bench:
         bench.node.vanish(3)
         await bench.until(lambda: len(bench.nodes[-1].gpus) == 7)
         await bench.until(lambda: [gpu.uuid for gpu in bench.nodes[-1].absent] == [bench.uuids[3]])
 
 
-async def test_a_host_that_cannot_tell_its_bus_leaves_the_memory_to_compare(monkeypatch):
+async def test_without_the_bus_of_the_host_remembered_gpus_are_compared(monkeypatch):
     bench = Bench(poll=NEVER, before=(GONE,))
     monkeypatch.setattr(bench.monitor.host, "pci_gpus", lambda: None)
     await bench.monitor.open()

@@ -1,4 +1,4 @@
-"""What is taken down of the driver's calls."""
+"""Times and errors of the driver's calls."""
 
 import threading
 
@@ -19,7 +19,7 @@ SETTINGS = SettingsStore(resolve({"nvml_timeout": "5s"}, {}))
 
 
 class Scripted:
-    """A driver of which each call takes so many seconds on the clock, and may be refused."""
+    """A driver whose calls take `takes` seconds on the clock, and raise `refusal`."""
 
     def __init__(self):
         self.now = 100.0
@@ -84,7 +84,7 @@ def test_every_call_of_the_port_is_taken_down():
         ("handle_by_uuid", ("GPU-1",), Return.NOT_FOUND, {"not_found": 1}),
     ],
 )
-def test_refusals_are_counted_but_those_that_say_that_there_is_nothing(scripted, times, call, arguments, code, errors):
+def test_errors_are_counted_unless_they_only_mean_that_there_is_nothing(scripted, times, call, arguments, code, errors):
     scripted.refusal = code
     with pytest.raises(NvmlError):
         getattr(times.timed(scripted), call)(*arguments)

@@ -15,7 +15,7 @@ from .monitored import LONG
 
 
 class Gate:
-    """Holds whoever calls it until it is opened."""
+    """A function that returns once it is opened."""
 
     def __init__(self):
         self.free = threading.Event()

@@ -1,4 +1,4 @@
-"""No call enters an event set whose end was handed over, and none is ended under a call, whoever gives up on what."""
+"""No call enters an event set that is being freed, and no set is freed during a call."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ GPUS = 4
 
 
 class Sets:
-    """The event half of a driver, which takes down what nvml.h forbids. Holds the calls named in `held` until let go."""
+    """The event calls of a driver. `wrongs` are calls that nvml.h forbids. Calls in `held` wait until `free` is set."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -97,24 +97,24 @@ class Sets:
 
 
 class Alone:
-    """A subscription without a monitor, and what it told of each GPU."""
+    """A subscription without a monitor, and its reports by GPU."""
 
     def __init__(self):
         self.driver = Sets()
         self.calls = DriverCalls()
         self.told: dict[str, list[str]] = {}
-        self.heard: list[Event] = []
-        self.upsets = 0
+        self.received: list[Event] = []
+        self.requests = 0
         self.news = anyio.Event()
         driver = cast("Driver", self.driver)
         self.subscription = EventSubscription(driver, self.calls, cast("Reports", self), cast("LookRequests", self))
         self.gpus = [Watched(Gpu(f"GPU-{index}", index), Handle(index + 1)) for index in range(GPUS)]
 
     def receive(self, event):
-        self.heard.append(event)
+        self.received.append(event)
 
     def all_gpus(self):
-        self.upsets += 1
+        self.requests += 1
         self._ring()
 
     def observe(self, uuid, told):
@@ -156,7 +156,7 @@ async def alone(monkeypatch):
     made.calls.close()
 
 
-async def test_nothing_enters_a_set_whose_end_hangs_and_another_takes_its_place(alone):
+async def test_a_set_that_is_being_freed_is_replaced_and_no_call_enters_it(alone):
     await alone.turn()
     assert alone.now() == [""] * GPUS
     alone.driver.held = {"free_event_set"}
@@ -175,7 +175,7 @@ async def test_nothing_enters_a_set_whose_end_hangs_and_another_takes_its_place(
 
 
 @pytest.mark.parametrize("released", [False, True])
-async def test_a_set_that_a_registration_is_in_is_not_freed_whoever_owns_the_gpu(alone, released):
+async def test_a_set_is_not_freed_during_a_registration(alone, released):
     alone.driver.held = {"register_events 2"}
     await alone.turn(0.01)
     assert "has not answered" in alone.now()[1]
@@ -194,7 +194,7 @@ async def test_a_set_that_a_registration_is_in_is_not_freed_whoever_owns_the_gpu
 
 
 @pytest.mark.parametrize("held", ["register_events 2", "free_event_set"])
-async def test_while_an_undone_set_cannot_be_replaced_all_of_its_gpus_are_told(alone, monkeypatch, held):
+async def test_an_unusable_set_that_cannot_be_replaced_is_reported_for_all_its_gpus(alone, monkeypatch, held):
     monkeypatch.setattr(subscription, "MAX_ABANDONED_SETS", 1)
     alone.driver.held = {held}
     await alone.turn(0.01)
@@ -214,21 +214,21 @@ async def test_while_an_undone_set_cannot_be_replaced_all_of_its_gpus_are_told(a
     assert alone.driver.wrongs == []
 
 
-async def test_what_is_told_late_of_a_set_that_was_left_is_nothing_to_the_next(alone):
+async def test_late_reports_of_an_abandoned_set_do_not_affect_the_next_set(alone):
     await alone.turn()
     left = alone.subscription._set
     alone.driver.wait_codes = [Return.GPU_IS_LOST]
     await alone.turns_until(lambda: alone.subscription._set is not left)
     await alone.turn()
-    upsets = alone.upsets
+    requests = alone.requests
     alone.subscription._failed(left, NvmlError(Return.GPU_IS_LOST, "nvmlEventSetWait_v2"))
     alone.subscription._waiting_changed(left, "it failed")
     assert alone.now() == [""] * GPUS
-    assert alone.upsets == upsets
+    assert alone.requests == requests
 
 
 @pytest.mark.parametrize("code", [Return.INVALID_ARGUMENT, Return.UNKNOWN, Return.UNINITIALIZED, 12345])
-async def test_a_set_whose_wait_keeps_failing_is_made_anew(alone, code):
+async def test_a_set_whose_wait_keeps_failing_is_replaced(alone, code):
     await alone.turn()
     alone.driver.wait_codes = [code] * events.MAX_FAILED_WAITS
     await alone.turns_until(lambda: alone.driver.made >= 2)
@@ -237,7 +237,7 @@ async def test_a_set_whose_wait_keeps_failing_is_made_anew(alone, code):
     assert alone.driver.wrongs == []
 
 
-async def test_sets_that_are_lost_now_and_then_are_made_anew_ever_more_rarely_and_all_are_told(alone):
+async def test_sets_that_fail_again_and_again_are_replaced_less_often_and_reported(alone):
     clock = anyio.current_time()
     with anyio.move_on_after(1.0):
         while True:
@@ -251,7 +251,7 @@ async def test_sets_that_are_lost_now_and_then_are_made_anew_ever_more_rarely_an
     assert alone.driver.wrongs == []
 
 
-async def test_what_rebuilds_wait_for_and_when_a_set_is_trusted_again(alone):
+async def test_the_pauses_before_new_sets_end_once_a_set_is_stable(alone):
     await alone.turn()
     rebuilds, live = alone.subscription._rebuilds, alone.subscription._set
     assert [rebuilds.failed(0.0, worked_for=20.0) for _ in range(9)] == [0, 0, 8, 16, 32, *[LONGEST_REBUILD_PAUSE] * 4]
@@ -263,7 +263,7 @@ async def test_what_rebuilds_wait_for_and_when_a_set_is_trusted_again(alone):
     assert alone.now() == [""] * GPUS
 
 
-async def test_no_second_wait_is_begun_beside_one_that_hangs_and_one_follows_once_it_is_over(alone):
+async def test_there_is_one_wait_at_a_time_and_the_next_follows_a_wait_that_hung(alone):
     await alone.turn()
     alone.driver.held = {"wait"}
     with anyio.fail_after(LONG):
@@ -285,7 +285,7 @@ async def test_no_second_wait_is_begun_beside_one_that_hangs_and_one_follows_onc
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_is_called_off_midway_no_set_is_misused(alone, seed):
+async def test_canceled_calls_misuse_no_set(alone, seed):
     chance = random.Random(seed)
     driver = alone.driver
     for _ in range(40):

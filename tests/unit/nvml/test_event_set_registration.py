@@ -1,4 +1,4 @@
-"""What a driver's answer to the request for a GPU's events means, for that GPU and for the event set."""
+"""The driver's answer to a registration, and its consequence for the GPU and the event set."""
 
 import pytest
 
@@ -14,7 +14,7 @@ EVENT = Event(GPU, XID, 48)
 
 
 class Registering:
-    """A driver that knows these types, and refuses what the test says: by what is asked, with which code."""
+    """A driver that supports these event types. `refused` has return codes by call."""
 
     def __init__(self, supported=0xFF9F, *, event=None, **refused):
         self.supported = supported
@@ -64,7 +64,7 @@ class Registering:
         (0xFFFF_FFFF_0008, EventType.XID_CRITICAL),
     ],
 )
-def test_what_is_wanted_and_supported_is_registered(supported, mask):
+def test_wanted_and_supported_types_are_registered(supported, mask):
     driver = Registering(supported)
     assert register(driver, GPU, SET) == REGISTERED  # type: ignore[arg-type]
     assert driver.asked == [(GPU, mask, SET)]
@@ -92,13 +92,13 @@ def test_a_part_without_any_health_event_is_not_asked(supported):
         ({"all": Return.UNKNOWN}, Outcome.UNDEFINED),
     ],
 )
-def test_nothing_but_a_want_of_support_settles_anything(refused, outcome):
+def test_only_lack_of_support_is_a_final_answer(refused, outcome):
     answer = register(Registering(**refused), GPU, SET)  # type: ignore[arg-type]
     assert answer.outcome is outcome
     assert ("registering for them failed" in answer.why) is (outcome is not Outcome.UNSUPPORTED)
 
 
-def test_where_one_type_too_many_is_asked_for_xids_alone_are():
+def test_if_the_driver_refuses_a_type_only_xids_are_registered():
     driver = Registering(all=Return.NOT_SUPPORTED)
     assert register(driver, GPU, SET) == REGISTERED  # type: ignore[arg-type]
     assert [mask for _, mask, _ in driver.asked] == [int(WANTED), XID]
@@ -116,7 +116,7 @@ def test_where_one_type_too_many_is_asked_for_xids_alone_are():
         ({"free": Return.UNKNOWN}, Registered(Outcome.REGISTERED, event=EVENT)),
     ],
 )
-def test_one_that_may_undo_a_set_is_tried_in_one_of_its_own_first(refused, answer):
+def test_a_suspect_gpu_is_first_registered_in_a_set_of_its_own(refused, answer):
     driver = Registering(event=EVENT, **refused)
     found = register_warily(driver, GPU, SET)  # type: ignore[arg-type]
     assert answer in (found, found.outcome)
@@ -125,6 +125,6 @@ def test_one_that_may_undo_a_set_is_tried_in_one_of_its_own_first(refused, answe
     assert touched is (found.outcome in (Outcome.REGISTERED, Outcome.UNDEFINED))
 
 
-def test_corrected_errors_are_asked_for_only_where_they_come_in_a_storm():
+def test_of_corrected_errors_only_storms_are_registered():
     assert not WANTED & EventType.SINGLE_BIT_ECC
     assert WANTED & EventType.SINGLE_BIT_ECC_STORM

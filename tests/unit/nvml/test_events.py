@@ -68,12 +68,12 @@ class Script:
 
 
 class Outcome:
-    """What a script led to, and on which threads."""
+    """The reports of a waiter, and the threads that made them."""
 
     def __init__(self):
         self.events = []
-        self.upsets = []
-        self.deafness = []
+        self.failures = []
+        self.troubles = []
         self.threads = set()
 
     def deliver(self, event):
@@ -82,11 +82,11 @@ class Outcome:
 
     def on_failure(self, error):
         self.threads.add(threading.current_thread())
-        self.upsets.append(error)
+        self.failures.append(error)
 
-    def deaf(self, why):
+    def report_trouble(self, why):
         self.threads.add(threading.current_thread())
-        self.deafness.append(why)
+        self.troubles.append(why)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def play(monkeypatch):
     async def run(script, wait_failures=None):
         driver, outcome, pauses = Script(script, clock), Outcome(), Pauses(clock)
         handed_on = wait_failures or WaitFailures()
-        waiter = EventWaiter(driver, SET, outcome.deliver, outcome.on_failure, outcome.deaf, handed_on)  # type: ignore[arg-type]
+        waiter = EventWaiter(driver, SET, outcome.deliver, outcome.on_failure, outcome.report_trouble, handed_on)  # type: ignore[arg-type]
         waiter._stop = pauses  # type: ignore[assignment]
         driver.end = waiter.stop
         waiter.start()
@@ -119,10 +119,10 @@ async def test_events_arrive_in_order_on_the_event_loop(play):
     _, pauses, outcome = await play([sent[0], QUIET, *sent[1:3], QUIET, *sent[3:], QUIET])
     assert outcome.events == sent
     assert outcome.threads == {threading.current_thread()}
-    assert (outcome.upsets, pauses.taken) == ([], [])
+    assert (outcome.failures, pauses.taken) == ([], [])
 
 
-def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_than_a_moment():
+def test_events_are_delivered_at_once_and_those_of_a_storm_in_batches():
     batch, waits, batches = EventBatch(), [], []
     arrived = [at / 100 for at in range(500)]
     held: list[float] = []
@@ -141,7 +141,7 @@ def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_tha
     assert max(waits) <= events.BATCH_SECONDS + 1e-9
     assert len(batches) < len(arrived) / 2
     batch = EventBatch()
-    for number in range(1, 200):  # none of these is in a storm
+    for number in range(1, 200):  # too few for a storm
         batch.add(event(31), number / 30)
         assert batch.due == number / 30
         batch.take_all()
@@ -153,55 +153,49 @@ async def test_events_of_a_storm_arrive_all_and_in_order(play):
     assert outcome.events == sent
 
 
-async def test_silence_is_no_trouble(play, caplog):
-    driver, pauses, outcome = await play([QUIET] * 50)
-    assert len(driver.waits) == 50
-    assert (outcome.events, outcome.upsets, pauses.taken, caplog.records) == ([], [], [], [])
-
-
 async def test_a_driver_that_does_not_wait_is_not_asked_in_a_loop(play, caplog):
     driver, pauses, outcome = await play([*[HASTY] * 20, QUIET])
     assert pauses.taken == [min(events.FIRST_PAUSE, events.WAIT_MS / 1000)] * 20
-    assert (len(driver.waits), outcome.upsets, caplog.records) == (21, [], [])
+    assert (len(driver.waits), outcome.failures, caplog.records) == (21, [], [])
 
 
-async def test_an_error_nobody_foresaw_ends_no_thread(play, caplog):
+async def test_an_unexpected_error_does_not_end_the_thread(play, caplog):
     odd = RuntimeError("a fault of ours")
     _, pauses, outcome = await play([odd, event(79), QUIET])
-    assert (outcome.events, outcome.upsets, pauses.taken) == ([event(79)], [odd], [0.25])
+    assert (outcome.events, outcome.failures, pauses.taken) == ([event(79)], [odd], [0.25])
     assert "a fault of ours" in caplog.text
 
 
-async def test_a_wait_that_always_fails_is_made_less_than_five_times_a_second_and_said_once(play, caplog):
+async def test_a_failing_wait_is_repeated_after_growing_pauses_and_logged_once(play, caplog):
     driver, pauses, outcome = await play([*[BROKEN] * 7, QUIET])
     assert pauses.taken == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     for at in driver.waits:
         assert sum(at <= other < at + 1 for other in driver.waits) < 5
-    assert outcome.upsets == [BROKEN] * 7, "each failure is a reason to look for oneself"
+    assert outcome.failures == [BROKEN] * 7, "each failure is a reason to look for oneself"
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert str(BROKEN) in record.getMessage()
 
 
-async def test_a_wait_that_fails_for_ever_is_said_once_a_minute_and_pauses_at_most_half_a_minute(play, caplog):
+async def test_a_failing_wait_is_logged_once_a_minute_and_pauses_for_half_a_minute_at_most(play, caplog):
     driver, pauses, _ = await play([*[BROKEN] * 40, QUIET])
     assert max(pauses.taken) == 30.0
     minutes = (driver.waits[-1] - driver.waits[0]) / 60
     assert 0.8 * minutes <= len(caplog.records) <= minutes + 1
 
 
-async def test_a_waiter_goes_on_from_the_setbacks_of_the_one_before(play, caplog):
+async def test_a_waiter_continues_the_pauses_of_the_waiter_before_it(play, caplog):
     wait_failures = WaitFailures()  # each is stopped during its last wait, which counts for nothing
     played = [await play([BROKEN] * 3, wait_failures) for _ in range(3)]
     assert [pauses.taken for _, pauses, _ in played] == [[0.25, 0.5], [1.0, 2.0], [4.0, 8.0]]
-    assert [outcome.deafness for _, _, outcome in played] == [[], [str(BROKEN)], [str(BROKEN)]]
+    assert [outcome.troubles for _, _, outcome in played] == [[], [str(BROKEN)], [str(BROKEN)]]
     assert len(caplog.records) == 1
     _, pauses, outcome = await play([QUIET, BROKEN, QUIET], wait_failures)
-    assert (pauses.taken, outcome.deafness) == ([0.25], [""])
+    assert (pauses.taken, outcome.troubles) == ([0.25], [""])
 
 
 @pytest.mark.parametrize("step", [QUIET, event(79)])
-async def test_a_wait_that_works_again_starts_the_pauses_anew(play, step):
+async def test_a_wait_that_works_again_resets_the_pauses(play, step):
     _, pauses, _ = await play([BROKEN, BROKEN, BROKEN, step, BROKEN, BROKEN, QUIET])
     assert pauses.taken == [0.25, 0.5, 1.0, 0.25, 0.5]
 
@@ -226,9 +220,9 @@ async def test_failures_between_events_are_paused_for_too(play, caplog):
         ([*[RuntimeError("odd")] * 4, QUIET], [repr(RuntimeError("odd")), ""]),
     ],
 )
-async def test_waits_that_fail_three_times_in_a_row_make_deaf_until_one_works(play, script, told):
+async def test_three_failed_waits_in_a_row_are_reported_until_a_wait_works(play, script, told):
     _, _, outcome = await play(script)
-    assert outcome.deafness == told
+    assert outcome.troubles == told
     assert outcome.threads == {threading.current_thread()}
 
 
@@ -237,50 +231,46 @@ async def test_an_event_of_the_last_wait_is_not_lost(play):
     assert outcome.events == [event(79)]
 
 
-async def test_a_wait_that_fails_on_the_way_out_is_not_said(play, caplog):
+async def test_a_wait_that_fails_while_the_waiter_stops_is_not_logged(play, caplog):
     _, pauses, outcome = await play([BROKEN])
     assert caplog.records == []
-    assert (pauses.taken, outcome.upsets) == ([], [])
+    assert (pauses.taken, outcome.failures) == ([], [])
 
 
-def test_the_loop_may_close_while_the_thread_waits():
-    waiting, go, outcome = threading.Event(), threading.Event(), Outcome()
+class Held:
+    """A driver whose wait returns once `go` is set."""
 
-    class Late:
-        def wait(self, event_set, timeout_ms):
-            waiting.set()
-            assert go.wait(LONG)
-            return event(79)
+    def __init__(self):
+        self.waiting, self.go = threading.Event(), threading.Event()
 
-    async def leave():
-        waiter = EventWaiter(Late(), SET, outcome.deliver, outcome.on_failure, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
+    def wait(self, event_set, timeout_ms):
+        self.waiting.set()
+        assert self.go.wait(LONG)
+        return event(79)
+
+    async def stopped(self, outcome):
+        """Return a waiter that was stopped during its wait."""
+        waiter = EventWaiter(self, SET, outcome.deliver, outcome.on_failure, outcome.report_trouble, WaitFailures())  # type: ignore[arg-type]
         waiter.start()
-        await anyio.to_thread.run_sync(waiting.wait, LONG)
+        await anyio.to_thread.run_sync(self.waiting.wait, LONG)
         waiter.stop()
         return waiter
 
-    waiter = asyncio.run(leave())
-    go.set()
+
+def test_the_loop_may_close_during_a_wait():
+    driver, outcome = Held(), Outcome()
+    waiter = asyncio.run(driver.stopped(outcome))
+    driver.go.set()
     waiter._thread.join(LONG)
     assert waiter.ended
     assert outcome.events == []
 
 
-async def test_who_asks_hears_when_the_thread_is_out_of_the_driver():
-    waiting, go, outcome = threading.Event(), threading.Event(), Outcome()
-
-    class Held:
-        def wait(self, event_set, timeout_ms):
-            waiting.set()
-            assert go.wait(LONG)
-            raise QUIET
-
-    waiter = EventWaiter(Held(), SET, outcome.deliver, outcome.on_failure, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
-    waiter.start()
-    await anyio.to_thread.run_sync(waiting.wait, LONG)
-    waiter.stop()
+async def test_a_waiter_has_left_once_its_thread_is_out_of_the_driver():
+    driver = Held()
+    waiter = await driver.stopped(Outcome())
     assert not await waiter.left(0.01)
-    go.set()
+    driver.go.set()
     assert await waiter.left(LONG)
     assert waiter.ended
 
@@ -296,7 +286,7 @@ async def test_a_wait_that_hangs_is_stuck_also_while_the_set_is_emptied(monkeypa
             raise QUIET
 
     outcome = Outcome()
-    waiter = EventWaiter(Hanging(), SET, outcome.deliver, outcome.on_failure, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
+    waiter = EventWaiter(Hanging(), SET, outcome.deliver, outcome.on_failure, outcome.report_trouble, WaitFailures())  # type: ignore[arg-type]
     waiter.start()
     for _ in ("the wait", "the one that empties the set"):
         assert await anyio.to_thread.run_sync(lambda: in_driver.acquire(timeout=LONG))
@@ -332,7 +322,7 @@ class Queue:
 
 
 async def stopped(driver):
-    """The events that a waiter delivers which is told to stop while it waits."""
+    """Return the events that a waiter delivers if it is stopped during a wait."""
     delivered: list[Event] = []
     waiter = EventWaiter(driver, SET, delivered.append, lambda _: None, lambda _: None, WaitFailures())
     waiter.start()
@@ -343,11 +333,11 @@ async def stopped(driver):
     return delivered
 
 
-async def test_what_is_ready_when_the_wait_ends_is_delivered_before_the_set_can_be_freed():
+async def test_events_that_are_ready_at_the_end_are_delivered_before_the_set_is_freed():
     ready = [Event(Handle(gpu), EventType.XID_CRITICAL, 79) for gpu in (1, 2, 3)]
     driver = Queue(ready)
     assert await stopped(driver) == ready
-    assert driver.waits == 5  # the one that failed, three events, and the end of them
+    assert driver.waits == 5  # a failed wait, three events, and a wait without an event
 
 
 async def test_a_driver_that_always_has_an_event_ready_does_not_keep_the_set_from_its_end():

@@ -1,4 +1,4 @@
-"""What is known of GPUs when the node is served for the first time: nothing but what they showed themselves."""
+"""When the node is served for the first time, a GPU counts as healthy only after its own good look."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ from .monitored import LONG, Bench
 
 
 class Holding(SimulatedDriver):
-    """Holds every question for a temperature until let go; says how many are held, and closes under none of them."""
+    """Holds calls for a temperature until `free` is set. `held` counts them, `closed_under` those during a close."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -43,7 +43,7 @@ class Holding(SimulatedDriver):
         super().close()
 
 
-async def test_eight_gpus_that_hang_are_all_asked_at_once_and_none_has_a_good_look(monkeypatch):
+async def test_eight_gpus_that_hang_are_read_in_parallel_and_have_no_good_look(monkeypatch):
     monkeypatch.setattr(monitor, "FIRST_LOOKS", 0.3)
     bench = Bench(driver=Holding)
     began = anyio.current_time()
@@ -91,14 +91,13 @@ async def test_eight_gpus_that_hang_at_the_start_are_held_back_until_each_has_ha
 async def test_looks_that_take_almost_a_second_are_over_in_little_more_than_one():
     bench = Bench(driver=lambda node: SimulatedDriver(node, latency={"total_energy": 0.4, "field_values": 0.0}))
     began = anyio.current_time()
-    await bench.monitor.open()
+    await bench.opened()
     assert anyio.current_time() - began < 8 * 0.4
     good = {uuid for uuid, seen in bench.seen if isinstance(seen, Sample) and not seen.fault}
     assert good == set(bench.uuids)
-    bench.monitor.close()
 
 
-async def test_who_opens_and_is_called_off_closes_the_driver_under_no_call():
+async def test_a_canceled_start_does_not_close_the_driver_during_a_call():
     bench = Bench(driver=Holding)
     with anyio.move_on_after(0.3):
         await bench.monitor.open()
@@ -137,11 +136,8 @@ async def test_an_observer_that_fails_over_one_gpu_costs_no_other_its_looks(capl
     assert odd in caplog.text
 
 
-async def test_a_single_refusal_to_open_is_nobodys_fault():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_a_single_refusal_to_open_is_no_fault_of_a_gpu():
+    async with Bench().watching() as bench:
         bench.node.refuse("open", Return.UNKNOWN, times=1)
         since = len(bench.seen)
         await bench.monitor.release(frozenset({bench.uuids[3]}))

@@ -13,7 +13,7 @@ from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.simulation.driver import SimulatedDriver
 
-from .monitored import FOREVER, LONG, Bench
+from .monitored import LONG, Bench
 
 PAIRS = 8 * 7 // 2
 WHOLE = {(18, True)}
@@ -105,10 +105,7 @@ async def test_a_gpu_that_falls_out_of_its_fabric_leaves_the_mesh_and_the_others
 
 @pytest.mark.parametrize("fabric", ["limited", "unhealthy"])
 async def test_how_sound_a_fabric_is_changes_no_link(fabric):
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         bench.node.change(3, fabric=fabric)
         await bench.until(lambda: bench.samples(3)[-1].fabric.summary in (2, 3))
         await bench.rounds(3)
@@ -117,10 +114,8 @@ async def test_how_sound_a_fabric_is_changes_no_link(fabric):
 
 
 async def test_a_link_to_a_switch_that_dies_is_one_less_to_every_other_gpu():
-    bench = Bench()
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
+        node = bench.nodes[0]
         bench.node.change(2, links_down=(5,))
         await bench.until(lambda: len(bench.nodes) == 2)
         await bench.rounds(2)
@@ -129,11 +124,8 @@ async def test_a_link_to_a_switch_that_dies_is_one_less_to_every_other_gpu():
     assert without(bench.nodes[-1], bench.uuids[2]) == without(node, bench.uuids[2])
 
 
-async def test_after_the_driver_was_opened_anew_they_are_read_once_more_when_the_gpus_speak():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_links_are_read_again_after_the_driver_was_opened_again():
+    async with Bench().watching() as bench:
         await bench.monitor.release(None)
         for gpu in range(8):
             bench.node.change(gpu, fabric="in-progress")
@@ -164,14 +156,14 @@ SEEN = Sample(nvlinks=(True, False), fabric=FABRIC)
         (replace(SEEN, fabric=replace(FABRIC, clique=8)), True),
     ],
 )
-def test_what_makes_links_other_ones(later, news):
+def test_changes_of_links_and_of_the_fabric_make_links_read_again(later, news):
     watched = Watched(Gpu("GPU-a", 0), Handle(1))
     assert watched.links_changed(SEEN)
     assert watched.links_changed(later) is news
     assert watched.links_changed(later) is False
 
 
-def test_what_a_gpu_said_before_it_was_described_anew_is_no_longer_known():
+def test_a_new_description_makes_links_read_again():
     watched = Watched(Gpu("GPU-a", 0), Handle(1))
     watched.links_changed(SEEN)
     watched.update_description(Handle(2), watched.gpu)
@@ -183,12 +175,9 @@ def test_what_a_gpu_said_before_it_was_described_anew_is_no_longer_known():
 
 
 async def test_a_lost_gpu_changes_nothing_for_the_others():
-    bench = Bench()
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.lose(7)
-        await bench.until(lambda: "lost" in bench.faults(7))
+    async with Bench().watching() as bench:
+        node = bench.nodes[0]
+        await bench.lose(7)
         bench.node.change(0, links_down=(0,))
         await bench.until(lambda: len(bench.nodes) == 2)
         await bench.rounds(2, range(7))
@@ -203,7 +192,7 @@ async def test_a_lost_gpu_changes_nothing_for_the_others():
     assert sum(bench.driver.calls.values()) == asked, "who places pods asks no driver"
 
 
-async def test_of_a_gpu_lost_while_it_is_read_what_was_known_holds():
+async def test_a_gpu_lost_during_a_reading_keeps_its_known_links():
     bench = Bench("dgx1-v100")
     node = await bench.monitor.open()
     five, zero = bench.uuids[5], bench.uuids[0]
@@ -225,8 +214,7 @@ async def test_a_gpu_lost_while_it_is_read_for_the_first_time_is_read_once_it_is
     assert len(node.links) == 21
     assert node.link(bench.uuids[5], bench.uuids[1]) == Link()
     async with bench.running():
-        bench.node.lose(5)
-        await bench.until(lambda: "lost" in bench.faults(5))
+        await bench.lose(5)
         await bench.rounds(2)
         assert bench.driver.calls["common_ancestor"] == 21
         bench.node.change(5, lost=False)
@@ -242,8 +230,7 @@ async def test_gpus_that_were_out_of_reach_at_a_reading_are_read_when_they_answe
     await bench.monitor.open()
     three, six = bench.uuids[3], bench.uuids[6]
     async with bench.running():
-        bench.node.hang(6, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(6))
+        await bench.hang(6)
         bench.node.heal(3)
         await bench.until(lambda: len(bench.nodes) == 2)
         assert (three, six) not in bench.nodes[1].links
@@ -261,8 +248,7 @@ async def test_a_gpu_that_was_not_asked_stays_in_its_mesh(how):
     async with bench.running():
         await bench.rounds()
         if how == "hang":
-            bench.node.hang(3, FOREVER)
-            await bench.until(lambda: "hung" in bench.faults(3))
+            await bench.hang(3)
         else:
             await bench.monitor.release(frozenset({three}))
         bench.node.change(0, links_down=(0,))
@@ -272,7 +258,7 @@ async def test_a_gpu_that_was_not_asked_stays_in_its_mesh(how):
     assert of(bench.monitor.node, three) == of(node, three)
 
 
-async def test_a_reading_that_takes_its_time_is_followed_by_another_where_something_changed_meanwhile():
+async def test_a_slow_reading_is_repeated_if_links_changed_during_it():
     entered, free = threading.Event(), threading.Event()
 
     class Slow(SimulatedDriver):
@@ -284,9 +270,7 @@ async def test_a_reading_that_takes_its_time_is_followed_by_another_where_someth
 
         slow = False
 
-    bench = Bench("dgx1-v100", timeout=0.1, driver=Slow)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench("dgx1-v100", timeout=0.1, driver=Slow).watching(rounds=0) as bench:
         bench.driver.slow = True
         bench.node.change(0, links_down=(0,))
         await bench.until_turned(entered.is_set)
@@ -298,14 +282,13 @@ async def test_a_reading_that_takes_its_time_is_followed_by_another_where_someth
         await bench.until_turned(lambda: sum(link.nvlinks for link in bench.monitor.node.links.values()) == wanted)
 
 
-# What is refused for no lasting reason
+# Refusals for the moment
 
 
-async def test_what_is_refused_once_is_read_again_and_said_once(caplog):
+async def test_a_refused_reading_is_repeated_and_logged_once(caplog):
     bench = Bench("dgx1-v100")
     bench.node.refuse("common_ancestor", Return.UNKNOWN, times=3)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(5)
     assert readings(bench) == 2
     (line,) = said(caplog)
@@ -313,11 +296,10 @@ async def test_what_is_refused_once_is_read_again_and_said_once(caplog):
     assert bench.monitor.node == await as_built("dgx1-v100")
 
 
-async def test_what_is_refused_for_ever_is_said_once_and_not_asked_on_and_on(caplog):
+async def test_a_reading_that_is_always_refused_is_repeated_a_few_times_and_logged_once(caplog):
     bench = Bench("dgx1-v100")
     bench.node.refuse("common_ancestor", Return.UNKNOWN)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(REPEATS + 3)
         assert readings(bench) == 1 + REPEATS
         bench.node.change(0, links_down=(0,))
@@ -327,7 +309,7 @@ async def test_what_is_refused_for_ever_is_said_once_and_not_asked_on_and_on(cap
     assert len(said(caplog)) == 1
 
 
-async def test_a_reading_that_fails_leaves_what_is_known(caplog):
+async def test_a_reading_that_fails_keeps_the_known_links(caplog):
     class Odd(SimulatedDriver):
         odd = False
 
@@ -336,10 +318,8 @@ async def test_a_reading_that_fails_leaves_what_is_known(caplog):
                 raise RuntimeError("odd")
             return super().common_ancestor(one, other)
 
-    bench = Bench("dgx1-v100", driver=Odd)
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench("dgx1-v100", driver=Odd).watching() as bench:
+        node = bench.nodes[0]
         bench.driver.odd = True
         bench.node.change(0, links_down=(0,))
         await bench.until_turned(lambda: said(caplog) != [])

@@ -1,4 +1,4 @@
-"""By when a turn is over if all is well, and whether any GPU could be reached in it."""
+"""The time by which a turn ends if all is well, and whether it reached any GPU."""
 
 import math
 
@@ -20,7 +20,7 @@ SIXTEEN = "dgx2-16"
 
 
 class SlowCalls:
-    """Every call is waited for until just before it is given up on, by a clock of its own."""
+    """Lets every call take nearly as long as it may, by a clock of its own."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
@@ -87,7 +87,7 @@ async def test_no_turn_is_due_after_an_attempt_in_vain():
     assert math.isinf(bench.monitor.turn_due)
 
 
-async def test_a_turn_is_due_by_when_it_begins_though_it_begins_early(monkeypatch):
+async def test_a_turn_that_begins_early_is_due_earlier(monkeypatch):
     bench = Bench(poll=NEVER, timeout=7.0)
     watching = bench.monitor
     await watching.open()
@@ -114,7 +114,7 @@ async def test_a_turn_is_due_by_when_it_begins_though_it_begins_early(monkeypatc
     assert all(longest - 1 < left <= longest for left in due)
 
 
-async def test_a_turn_owed_since_a_failure_gets_no_more_time(monkeypatch):
+async def test_a_turn_that_failed_gets_no_more_time(monkeypatch):
     bench = Bench(poll=NEVER)
     await bench.monitor.open()
 
@@ -162,7 +162,7 @@ async def test_while_one_gpu_answers_there_is_no_trouble():
     ],
     ids=["lost", "hung", "vanished"],
 )
-async def test_what_befalls_all_gpus_is_told_whenever_it_did(befall, said, when):
+async def test_a_fault_of_all_gpus_is_the_trouble_of_the_monitor(befall, said, when):
     known = remembered()
     bench = Bench(timeout=0.05, remembered=known)
     if when == "before":
@@ -173,7 +173,7 @@ async def test_what_befalls_all_gpus_is_told_whenever_it_did(befall, said, when)
     async with bench.running():
         for gpu in ALL:
             befall(bench.node, gpu)
-        # Where a host never told of any GPU, one cannot know that it vanished.
+        # If the host never listed a GPU, it is not known that the GPU vanished.
         told = said if when == "after" else ("none of the 8 GPUs answers", said)
         await bench.until_turned(lambda: bench.monitor.trouble and bench.monitor.trouble in told)
         for gpu in ALL:
@@ -182,11 +182,9 @@ async def test_what_befalls_all_gpus_is_told_whenever_it_did(befall, said, when)
         await bench.until_turned(lambda: not bench.monitor.trouble)
 
 
-async def test_a_driver_that_is_unloaded_is_told_and_so_is_its_return(monkeypatch):
+async def test_an_unloaded_driver_is_the_trouble_until_it_returns(monkeypatch):
     monkeypatch.setattr(reopening, "REOPEN_AFTER", 2)
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench().watching(rounds=0) as bench:
         for gpu in ALL:
             bench.node.lose(gpu)
         bench.node.refuse("open", Return.DRIVER_NOT_LOADED, times=40)
@@ -197,9 +195,7 @@ async def test_a_driver_that_is_unloaded_is_told_and_so_is_its_return(monkeypatc
 
 
 async def test_gpus_that_are_released_are_no_trouble():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench().watching(rounds=0) as bench:
         await bench.monitor.release(None)
         await bench.turned(2)
         assert bench.monitor.trouble == ""
@@ -214,9 +210,7 @@ class OneGpu(SimulatedDriver):
         return 1
 
 
-async def test_a_single_gpu_is_told_as_such():
-    bench = Bench(driver=OneGpu)
-    await bench.monitor.open()
-    async with bench.running():
+async def test_the_trouble_names_the_only_gpu():
+    async with Bench(driver=OneGpu).watching(rounds=0) as bench:
         bench.node.lose(0)
         await bench.until_turned(lambda: bench.monitor.trouble == "the only GPU does not answer")

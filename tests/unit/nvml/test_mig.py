@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 class Machine:
-    """One A100, partitioned as asked (None: not in MIG mode), its driver open. `refuse` makes a call about one MIG index fail."""
+    """An A100 with these MIG profiles, and its open driver. `refuse` lets a call about one MIG index fail."""
 
     def __init__(self, *profiles, mode=True, **gpu):
         content = {"name": "NVIDIA A100-SXM4-40GB", "memory_bytes": 40 * GIB, "mig_profiles": "a100-40gb"}
@@ -58,14 +58,11 @@ def test_every_device_is_described():
     )
 
 
-def test_mig_mode_without_devices_is_that():
-    assert Machine().read() == Partition(True)
-
-
-def test_outside_mig_mode_nothing_more_is_asked():
-    machine = Machine(mode=False)
-    assert machine.read() == Partition(False)
-    assert machine.driver.calls["max_mig_devices"] == machine.driver.calls["mig_handle"] == 0
+@pytest.mark.parametrize(("mode", "asked"), [(True, True), (False, False)])
+def test_outside_mig_mode_only_the_mode_is_read(mode, asked):
+    machine = Machine(mode=mode)
+    assert machine.read() == Partition(mode)
+    assert bool(machine.driver.calls["max_mig_devices"]) is bool(machine.driver.calls["mig_handle"]) is asked
 
 
 @pytest.mark.parametrize(
@@ -78,24 +75,26 @@ def test_a_mode_that_waits_for_a_reset_is_read(monkeypatch, mode, pending):
     assert machine.probe().mig_pending is pending
 
 
-@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.NO_PERMISSION])
-def test_a_part_or_a_library_without_mig_cannot_be_cut(code):
-    machine = Machine("3g.20gb")
-    machine.node.refuse("mig_mode", code)
-    assert machine.read() is None
-
-
-@pytest.mark.parametrize("call", ["max_mig_devices", "mig_handle"])
-@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND])
-def test_a_library_that_cannot_list_devices_has_none(call, code):
+@pytest.mark.parametrize(
+    ("call", "code", "found"),
+    [
+        *[("mig_mode", code, None) for code in (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.NO_PERMISSION)],
+        *[
+            (call, code, Partition(True))
+            for call in ("max_mig_devices", "mig_handle")
+            for code in (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND)
+        ],
+    ],
+)
+def test_without_support_for_mig_a_gpu_has_no_devices(call, code, found):
     machine = Machine("3g.20gb")
     machine.node.refuse(call, code)
-    assert machine.read() == Partition(True)
+    assert machine.read() == found
 
 
 @pytest.mark.parametrize("call", ["mig_mode", "max_mig_devices"])
 @pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
-def test_a_driver_that_does_not_say_is_a_refusal(call, code):
+def test_any_other_refusal_to_report_the_partition_is_raised(call, code):
     machine = Machine("3g.20gb")
     machine.node.refuse(call, code)
     with pytest.raises(NvmlError) as caught:
@@ -103,23 +102,26 @@ def test_a_driver_that_does_not_say_is_a_refusal(call, code):
     assert caught.value.code == code
 
 
-@pytest.mark.parametrize("call", ["mig_handle", "uuid", "gpu_instance_id", "compute_instance_id"])
-@pytest.mark.parametrize("code", [Return.UNKNOWN, Return.INVALID_ARGUMENT])
-def test_one_unreadable_device_hides_no_other(monkeypatch, call, code):
+@pytest.mark.parametrize(
+    ("calls", "code", "named"),
+    [
+        *[
+            ([call], code, NVML_FUNCTIONS[call])
+            for call in ("mig_handle", "uuid", "gpu_instance_id", "compute_instance_id")
+            for code in (Return.UNKNOWN, Return.INVALID_ARGUMENT)
+        ],
+        (["mig_handle"], Return.NOT_FOUND, None),  # there is no device at this index
+        (["mig_attributes", "name"], Return.UNKNOWN, "nvmlDeviceGetAttributes_v2"),
+    ],
+)
+def test_an_unreadable_device_does_not_hide_the_others(monkeypatch, calls, code, named):
     machine = Machine("1g.5gb", "1g.5gb", "1g.5gb")
-    machine.refuse(monkeypatch, call, 1, code)
+    for call in calls:
+        machine.refuse(monkeypatch, call, 1, code)
     found = machine.read()
     assert [device.index for device in found.devices] == [0, 2]
-    assert list(found.unreadable) == [1]
-    assert NVML_FUNCTIONS[call] in found.unreadable[1]
-
-
-def test_an_index_without_a_device_is_no_trouble(monkeypatch):
-    machine = Machine("1g.5gb", "1g.5gb", "1g.5gb")
-    machine.refuse(monkeypatch, "mig_handle", 1, Return.NOT_FOUND)
-    found = machine.read()
-    assert [device.index for device in found.devices] == [0, 2]
-    assert found.unreadable == {}
+    assert list(found.unreadable) == ([1] if named else [])
+    assert not named or named in found.unreadable[1]
 
 
 @pytest.mark.parametrize("call", ["mig_handle", "uuid", "gpu_instance_id", "name", "mig_attributes"])
@@ -132,7 +134,7 @@ def test_a_gpu_lost_midway_is_no_matter_of_one_device(monkeypatch, call, code):
     assert caught.value.code == code
 
 
-def test_two_devices_of_one_uuid_are_not_taken_for_two(monkeypatch):
+def test_two_devices_with_one_uuid_count_once(monkeypatch):
     machine = Machine("1g.5gb", "1g.5gb")
     first = machine.driver.uuid(machine.driver.mig_handle(machine.handle, 0))
     monkeypatch.setattr(machine.driver, "uuid", lambda handle: first)
@@ -150,22 +152,13 @@ def test_without_a_name_the_profile_is_computed(monkeypatch, code):
     assert machine.read() == whole
 
 
-def test_without_attributes_the_name_says_it(monkeypatch):
+def test_without_attributes_the_profile_comes_from_the_name(monkeypatch):
     machine = Machine("3g.20gb", "1c.3g.20gb")
     known = machine.read().devices
     for index in range(2):
         machine.refuse(monkeypatch, "mig_attributes", index, Return.FUNCTION_NOT_FOUND)
     unknown = {"memory_bytes": None, "gpu_slices": None, "compute_slices": None, "engines": None}
     assert machine.read().devices == tuple(replace(device, **unknown) for device in known)
-
-
-def test_with_neither_it_is_unreadable(monkeypatch):
-    machine = Machine("3g.20gb", "3g.20gb")
-    machine.refuse(monkeypatch, "mig_attributes", 0, Return.UNKNOWN)
-    machine.refuse(monkeypatch, "name", 0, Return.UNKNOWN)
-    found = machine.read()
-    assert [device.index for device in found.devices] == [1]
-    assert "nvmlDeviceGetAttributes_v2" in found.unreadable[0]
 
 
 def test_a_known_device_costs_a_handle_and_a_uuid():
@@ -176,7 +169,7 @@ def test_a_known_device_costs_a_handle_and_a_uuid():
     assert machine.driver.calls == {"mig_mode": 1, "max_mig_devices": 1, "mig_handle": 7, "uuid": 2}
 
 
-def test_a_known_device_at_another_index_is_described_anew():
+def test_a_known_device_at_another_index_is_described_again():
     machine = Machine("3g.20gb", "3g.20gb")
     first, second = machine.read().devices
     assert machine.read((replace(first, index=1, gpu_instance=9), second)).devices == (first, second)
@@ -240,36 +233,36 @@ def test_the_rule_gives_the_names_that_devices_have_but_for_their_engines(name):
             assert profile_of("", attributes, built.memory_bytes) == made.profile.removesuffix("+me")
 
 
-# What a GPU is made of a reading
+# The GPU after a reading
 
 GPU = Gpu("GPU-a", 0, minor=2, mig_capable=True)
 ONE, TWO, THREE = (MigDevice(f"MIG-{index}", index, 7 + index, 0, "1g.5gb") for index in range(3))
 
 
-def test_a_gpu_that_is_cut_the_same_is_the_same():
-    whole = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO))
-    assert with_partition(whole, Partition(True, (ONE, TWO))) is whole
-    assert with_partition(GPU, Partition(False)) is GPU
+WHOLE = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO, THREE))
+MOVED = replace(TWO, index=0)
 
 
-def test_a_gpu_is_cut_as_it_was_read():
-    assert with_partition(GPU, Partition(True, (ONE,))) == replace(GPU, mig_enabled=True, mig_devices=(ONE,))
-    assert with_partition(GPU, Partition(True)) == replace(GPU, mig_enabled=True)
-    assert with_partition(replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO)), Partition(False)) == GPU
-
-
-@pytest.mark.parametrize(("hold", "left"), [(True, (ONE, TWO, THREE)), (False, (ONE, THREE))])
-def test_an_unreadable_device_is_held_while_that_is_wanted(hold, left):
-    known = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO, THREE))
-    assert with_partition(known, Partition(True, (ONE, THREE), {1: "why"}), hold=hold).mig_devices == left
-
-
-def test_nothing_is_held_that_is_gone_or_has_moved():
-    known = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO))
-    assert with_partition(known, Partition(True, (ONE,)), hold=True).mig_devices == (ONE,)
-    moved = replace(TWO, index=0)
-    assert with_partition(known, Partition(True, (moved,), {1: "why"}), hold=True).mig_devices == (moved,)
-    assert with_partition(known, Partition(False), hold=True) == GPU
+@pytest.mark.parametrize(
+    ("gpu", "read", "hold", "devices"),
+    [
+        (WHOLE, Partition(True, (ONE, TWO, THREE)), False, (ONE, TWO, THREE)),
+        (GPU, Partition(False), False, None),
+        (GPU, Partition(True, (ONE,)), False, (ONE,)),
+        (GPU, Partition(True), False, ()),
+        (WHOLE, Partition(False), False, None),
+        (WHOLE, Partition(True, (ONE, THREE), {1: "why"}), True, (ONE, TWO, THREE)),
+        (WHOLE, Partition(True, (ONE, THREE), {1: "why"}), False, (ONE, THREE)),
+        (WHOLE, Partition(True, (ONE,)), True, (ONE,)),  # the others are gone
+        (WHOLE, Partition(True, (MOVED,), {1: "why"}), True, (MOVED,)),
+        (WHOLE, Partition(False), True, None),
+    ],
+)
+def test_a_gpu_has_the_partition_that_was_read_and_holds_unreadable_devices(gpu, read, hold, devices):
+    expected = GPU if devices is None else replace(GPU, mig_enabled=True, mig_devices=devices)
+    found = with_partition(gpu, read, hold=hold)
+    assert found == expected
+    assert found is gpu or expected != gpu
 
 
 def test_capability_minors_are_looked_up_by_the_gpus_minor_and_the_instances():
@@ -311,7 +304,7 @@ def test_one_unreadable_device_hides_neither_the_others_nor_the_gpu(monkeypatch,
 
 
 @pytest.mark.parametrize("call", ["mig_mode", "max_mig_devices"])
-def test_a_gpu_that_does_not_say_how_it_is_cut_is_a_gpu(call, caplog):
+def test_a_gpu_that_does_not_report_its_partition_is_still_a_gpu(call, caplog):
     machine = Machine("3g.20gb")
     machine.node.refuse(call, Return.UNKNOWN)
     found = machine.probe()

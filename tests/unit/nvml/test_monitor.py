@@ -13,7 +13,7 @@ from gpu_plugin.nvml.port import Event, Handle, NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 
 from .conftest import driver_threads
-from .monitored import FOREVER, LONG, NEVER, Bench, remembered
+from .monitored import FOREVER, LONG, NEVER, Bench, but, remembered
 
 
 async def gone(threads):
@@ -22,16 +22,12 @@ async def gone(threads):
     return not any(thread.is_alive() for thread in threads)
 
 
-def gpus_but(*left_out):
-    return [gpu for gpu in range(8) if gpu not in left_out]
-
-
 # Finding the GPUs
 
 
-async def test_open_finds_every_gpu_and_says_so_once():
+async def test_open_finds_every_gpu_and_publishes_the_node_once():
     bench = Bench()
-    node = await bench.monitor.open()
+    node = await bench.opened()
     assert bench.nodes == [node]
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     assert bench.unreadable() == {}
@@ -39,7 +35,6 @@ async def test_open_finds_every_gpu_and_says_so_once():
     assert node.cuda_version == bench.node.profile.cuda_version
     assert node.device_nodes == bench.node.profile.device_nodes
     assert len(node.links) == 28
-    bench.monitor.close()
 
 
 async def test_all_gpus_are_probed_at_once():
@@ -47,14 +42,13 @@ async def test_all_gpus_are_probed_at_once():
 
     class Meeting(SimulatedDriver):
         def uuid(self, handle):
-            together.wait()  # goes on when all eight are here
+            together.wait()  # returns once all eight calls wait
             return super().uuid(handle)
 
     bench = Bench(driver=Meeting)
-    node = await bench.monitor.open()
+    node = await bench.opened()
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     assert [gpu.index for gpu in node.gpus] == list(range(8))
-    bench.monitor.close()
 
 
 @pytest.mark.parametrize("call", ["open", "driver_version", "device_count"])
@@ -96,47 +90,38 @@ async def test_without_a_gpu_nothing_is_published_and_nothing_left_behind():
     assert await gone(driver_threads())
 
 
-async def test_where_only_remembered_gpus_are_left_they_are_listed():
+async def test_remembered_gpus_are_listed_also_if_no_other_is_left():
     known = Gpu("GPU-known", 0, minor=0, model="NVIDIA Known")
     bench = Bench(driver=Empty, remembered=[known])
-    node = await bench.monitor.open()
+    node = await bench.opened()
     assert node.gpus == (replace(known, unreadable="the driver does not find it any more"),)
     assert bench.nodes == [node]
-    bench.monitor.close()
 
 
 async def test_a_gpu_lost_at_start_hides_no_other():
     bench = Bench()
     bench.node.lose(3)
-    node = await bench.monitor.open()
+    node = await bench.opened()
     assert [gpu.uuid for gpu in node.gpus] == [*bench.uuids[:3], f"{PLACEHOLDER}3", *bench.uuids[4:]]
     assert list(bench.unreadable()) == [f"{PLACEHOLDER}3"]
     assert "the GPU is lost" in bench.unreadable()[f"{PLACEHOLDER}3"]
     assert len(node.links) == 7 * 6 // 2
     assert node.link(bench.uuids[0], f"{PLACEHOLDER}3") == Link()
-    bench.monitor.close()
 
 
-async def test_a_remembered_gpu_lost_at_start_keeps_its_name():
+@pytest.mark.parametrize(("call", "named"), [("", "the GPU is lost"), ("memory_total", "nvmlDeviceGetMemoryInfo")])
+async def test_a_remembered_gpu_that_is_lost_at_the_start_keeps_its_description(call, named):
     known = remembered()
     bench = Bench(remembered=known)
-    bench.node.lose(3)
-    node = await bench.monitor.open()
+    if call:
+        bench.node.refuse(call, Return.GPU_IS_LOST, gpu=3)
+    else:
+        bench.node.lose(3)
+    node = await bench.opened()
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     assert node.gpus[3] == replace(known[3], unreadable=node.gpus[3].unreadable)
     assert list(bench.unreadable()) == [bench.uuids[3]]
-    bench.monitor.close()
-
-
-async def test_a_remembered_gpu_lost_midway_keeps_its_description():
-    known = remembered()
-    bench = Bench(remembered=known)
-    bench.node.refuse("memory_total", Return.GPU_IS_LOST, gpu=3)
-    node = await bench.monitor.open()
-    assert node.gpus[3].unreadable is not None
-    assert "nvmlDeviceGetMemoryInfo" in node.gpus[3].unreadable
-    assert node.gpus[3] == replace(known[3], unreadable=node.gpus[3].unreadable)
-    bench.monitor.close()
+    assert named in bench.unreadable()[bench.uuids[3]]
 
 
 async def test_a_remembered_gpu_that_the_driver_no_longer_has_is_listed():
@@ -163,7 +148,7 @@ async def test_a_gpu_that_hangs_at_start_hides_no_other_and_joins_when_it_is_bac
     assert len(node.links) == 7 * 6 // 2
     async with bench.running():
         await bench.until(lambda: (f"{PLACEHOLDER}3", "hung") in [(u, getattr(s, "fault", "")) for u, s in bench.seen])
-        await bench.rounds(2, gpus_but(3))
+        await bench.rounds(2, but(3))
         bench.node.heal(3)
         await bench.until(lambda: len(bench.nodes) == 2)
         assert bench.unreadable() == {}
@@ -175,33 +160,22 @@ async def test_a_gpu_that_hangs_at_start_hides_no_other_and_joins_when_it_is_bac
     assert bench.driver.calls["register_events"] == 8
 
 
-async def test_a_gpu_lost_at_start_joins_with_its_events_when_it_is_back():
-    bench = Bench()
+@pytest.mark.parametrize("known", [[], remembered()])
+async def test_a_gpu_that_was_lost_at_the_start_joins_with_its_events(known):
+    bench = Bench(remembered=known)
     bench.node.lose(3)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.until(lambda: (f"{PLACEHOLDER}3", "lost") in [(u, getattr(s, "fault", "")) for u, s in bench.seen])
+    async with bench.watching(rounds=0):
+        await bench.until(lambda: "lost" in [getattr(seen, "fault", "") for _, seen in bench.seen])
         bench.node.heal(3)
         await bench.until(lambda: len(bench.nodes) == 2)
         assert [gpu.uuid for gpu in bench.nodes[1].gpus] == bench.uuids
-        await bench.rounds()
-        assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
-        await bench.until(lambda: XidEvent(48) in bench.of(3))
-
-
-async def test_a_remembered_gpu_is_reached_by_its_own_name_when_it_is_back():
-    bench = Bench(remembered=remembered())
-    bench.node.lose(3)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.heal(3)
-        await bench.until(lambda: len(bench.nodes) == 2)
         assert bench.unreadable() == {}
         assert bench.nodes[1].gpus[3].memory_bytes is not None
+        await bench.rounds()
+        await bench.xid(3, 48)
 
 
-async def test_a_gpu_that_answers_for_another_is_not_taken_for_two():
+async def test_a_gpu_that_answers_for_another_is_not_listed_twice():
     bench = Bench()
     bench.node.lose(3)
     await bench.monitor.open()
@@ -230,73 +204,19 @@ async def test_an_odd_exception_about_one_gpu_hides_no_other(monkeypatch):
     bench.monitor.close()
 
 
-async def test_a_pair_that_cannot_be_read_spoils_no_other():
-    bench = Bench("dgx1-v100")
-    whole = await bench.monitor.open()
-    bench.monitor.close()
-    other = Bench("dgx1-v100")
-    other.node.refuse("nvlink_remote_bus_id", Return.GPU_IS_LOST, gpu=5)
-    found = await other.monitor.open()
-    other.monitor.close()
-    apart = {pair: link for pair, link in whole.links.items() if whole.gpus[5].uuid not in pair}
-    assert {pair: found.links[pair] for pair in apart} == apart
-    assert {found.link(*pair) for pair in set(whole.links) - set(apart)} == {Link()}
-
-
-async def test_what_is_known_of_links_outlives_another_gpus_recovery():
-    bench = Bench("dgx1-v100", timeout=0.3)
-    bench.node.lose(3)
-    await bench.monitor.open()
-    known = {pair: link for pair, link in bench.nodes[0].links.items() if bench.uuids[5] in pair}
-    assert {link.nvlinks for link in known.values()} == {0, 1, 2}
-    async with bench.running():
-        await bench.rounds(1, gpus_but(3))
-        bench.node.lose(5)
-        bench.node.hang(6, FOREVER)
-        await bench.until(lambda: "lost" in bench.faults(5) and "hung" in bench.faults(6))
-        bench.node.heal(3)
-        await bench.until(lambda: len(bench.nodes) == 2)
-        bench.node.heal(6)
-    whole = Bench("dgx1-v100")
-    everything = (await whole.monitor.open()).links
-    whole.monitor.close()
-    links = bench.nodes[1].links
-    assert {pair: links[pair] for pair in known} == known
-    three, apart = bench.uuids[3], {bench.uuids[5], bench.uuids[6]}  # which could not be asked when 3 came back
-    assert {pair: links.get(pair) for pair in everything if not (three in pair and apart & {*pair})} == {
-        pair: link for pair, link in everything.items() if not (three in pair and apart & {*pair})
-    }
-
-
 # Watching them
 
 
-async def test_each_gpu_is_looked_at_again_and_again():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds(3)
-    assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
-    assert all(sample.temperature is not None for sample in bench.samples(0))
-
-
 async def test_an_xid_is_its_own_gpus_alone():
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         looked = len(bench.samples(5))
-        assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(5))
+        await bench.xid(5, 79)
         await bench.until(lambda: len(bench.samples(5)) > looked)  # an event has every GPU looked at
     assert [(uuid, seen) for uuid, seen in bench.seen if isinstance(seen, XidEvent)] == [(bench.uuids[5], XidEvent(79))]
 
 
 async def test_events_of_another_kind_are_a_reason_to_look():
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         since = len(bench.seen)
         assert bench.node.post(2, EventType.GPU_UNAVAILABLE, 1) == 1
         await bench.until(lambda: bench.samples(2, since))
@@ -316,12 +236,9 @@ async def test_an_event_that_comes_during_a_round_brings_another_round():
         await bench.rounds(2)
 
 
-async def test_a_storm_of_events_is_no_storm_of_looks_and_none_at_other_gpus(monkeypatch):
+async def test_a_storm_of_events_causes_one_look_at_its_gpu(monkeypatch):
     monkeypatch.setattr(schedule, "EVENT_GAP", NEVER)
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         looked = len(bench.samples(5))
         for _ in range(50):
             bench.node.post(5, EventType.XID_CRITICAL, 31)
@@ -332,12 +249,11 @@ async def test_a_storm_of_events_is_no_storm_of_looks_and_none_at_other_gpus(mon
     assert [len(bench.samples(gpu)) - looked for gpu in range(8)] == [0, 0, 0, 0, 0, 1, 1, 0]
 
 
-async def test_which_counters_can_be_compared_is_told_by_steady_looks_as_by_full_ones():
+async def test_steady_looks_also_show_which_counters_are_comparable():
     bench = Bench()
     for gpu in range(4):
         bench.node.change(gpu, persistence=False)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(questions.TURNS)
         before = [{sample.counting for sample in bench.samples(gpu)} for gpu in range(8)]
         await bench.monitor.release(None)
@@ -353,7 +269,7 @@ async def test_which_counters_can_be_compared_is_told_by_steady_looks_as_by_full
     assert before[0] != after[0], "each opening counts anew"
 
 
-async def test_where_health_is_not_judged_gpus_are_asked_for_what_serving_them_takes():
+async def test_without_health_checks_only_core_readings_are_read():
     bench = Bench(poll=NEVER, judging=False)
     await bench.monitor.open()
     core = {"temperature", "field_values", "memory_used", "utilization"}
@@ -369,11 +285,8 @@ async def test_where_health_is_not_judged_gpus_are_asked_for_what_serving_them_t
     assert more == {*core, "mig_mode"}
 
 
-async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):
-    bench = Bench("h200", poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_an_event_of_an_unknown_gpu_counts_against_no_gpu(caplog):
+    async with Bench("h200", poll=NEVER).watching() as bench:
         bench.monitor._reports.receive(Event(Handle(1), EventType.XID_CRITICAL, 79))
         await bench.rounds()
     assert not [seen for _, seen in bench.seen if isinstance(seen, XidEvent)]
@@ -381,25 +294,21 @@ async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):
 
 
 async def test_a_lost_gpu_is_lost_alone_and_clean_after_its_repair():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         bench.node.lose(2)
         await bench.until(lambda: bench.faults(2).count("lost") >= 3)
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.heal(2)
         since = await bench.rounds(2)
         assert set(bench.faults(2, since)) == {""}
         assert bench.driver.calls["handle_by_uuid"] >= 3
-    assert all(set(bench.faults(gpu)) == {""} for gpu in gpus_but(2))
+    assert all(set(bench.faults(gpu)) == {""} for gpu in but(2))
     assert set(bench.faults(2)) == {"", "lost"}
     energy = [sample.energy for sample in bench.samples(2) if sample.energy is not None]
     assert energy[-1] < energy[0]
 
 
 class Renumbering(SimulatedDriver):
-    """Gives a GPU a new handle each time it is asked for one by uuid, and knows the newest alone."""
+    """Gives a GPU a new handle at each lookup by uuid, and knows only the newest."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -423,108 +332,77 @@ class Renumbering(SimulatedDriver):
 
 
 async def test_after_a_repair_the_new_handle_is_used_for_looks_and_events():
-    bench = Bench(driver=Renumbering)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.lose(2)
-        await bench.until(lambda: "lost" in bench.faults(2))
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+    async with Bench(driver=Renumbering).watching() as bench:
+        await bench.lose(2)
+        await bench.heal(2)
         since = await bench.rounds(2)
         assert set(bench.faults(2, since)) == {""}
         assert bench.driver.newest == {bench.driver.handle_by_index(2): 1}
         assert bench.driver.calls["register_events"] > 8
-        assert bench.node.post(2, EventType.XID_CRITICAL, 94) == 1
-        await bench.until(lambda: XidEvent(94) in bench.of(2))
+        await bench.xid(2, 94)
 
 
 async def test_a_hung_gpu_holds_no_other_and_comes_back():
-    bench = Bench(timeout=0.5)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.5).watching() as bench:
         bench.node.hang(2, FOREVER)
         began = anyio.current_time()
-        since = await bench.rounds(3, gpus_but(2))
+        since = await bench.rounds(3, but(2))
         await bench.until(lambda: "hung" in bench.faults(2, since))
         assert anyio.current_time() - began >= 0.5
         assert set(bench.faults(2, since)) <= {"", "hung"}
-        await bench.rounds(3, gpus_but(2))  # they go on while it hangs
+        await bench.rounds(3, but(2))  # the others are looked at while it hangs
+        assert len([thread for thread in driver_threads() if thread.name == "nvml-calls"]) <= 2
         assert bench.faults(2)[-1] == "hung"
         detail = bench.samples(2)[-1].detail
         assert detail.startswith("the driver has not answered for ")
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.heal(2)
         since = await bench.rounds(2)
         assert set(bench.faults(2, since)) == {""}
-    assert all(set(bench.faults(gpu)) == {""} for gpu in gpus_but(2))
+    assert all(set(bench.faults(gpu)) == {""} for gpu in but(2))
 
 
-async def test_a_hung_gpu_takes_one_thread_however_long_it_hangs():
-    bench = Bench(timeout=0.1)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(2, FOREVER)
-        await bench.until(lambda: bench.faults(2).count("hung") >= 5)
-        calls = [thread for thread in driver_threads() if thread.name == "nvml-calls"]
-        assert len(calls) <= 2
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
-
-
-async def test_a_refusal_that_is_no_loss_is_an_error_until_it_is_over():
+@pytest.mark.parametrize("error", [NvmlError(Return.UNKNOWN, "nvmlDeviceGetTemperature"), ZeroDivisionError("odd")])
+async def test_a_look_that_raises_is_an_error_until_it_is_over(error):
     bench = Bench()
     await bench.monitor.open()
-    bench.node.refuse("temperature", Return.UNKNOWN, gpu=6, times=2)
-    async with bench.running():
-        await bench.until(lambda: bench.faults(6)[-1:] == [""])
-    assert bench.faults(6)[:2] == ["error", "error"]
-    assert all(set(bench.faults(gpu)) <= {""} for gpu in gpus_but(6))
+    real, sixth = bench.driver.temperature, bench.driver.handle_by_index(6)
 
+    def odd(handle):
+        if handle == sixth:
+            raise error
+        return real(handle)
 
-async def test_an_odd_exception_of_a_look_is_an_error():
-    bench = Bench("h200")
-    await bench.monitor.open()
-    real = bench.driver.temperature
-    bench.driver.temperature = lambda handle: 1 // 0
+    bench.driver.temperature = odd
     async with bench.running():
-        await bench.until(lambda: bench.seen)
+        await bench.until(lambda: bench.faults(6)[:2] == ["error", "error"])
         bench.driver.temperature = real
-        await bench.until(lambda: bench.faults(0)[-1] == "")
-    assert bench.samples(0)[0].fault is Fault.ERROR
-    assert "ZeroDivisionError" in bench.samples(0)[0].detail
+        await bench.until(lambda: bench.faults(6)[-1:] == [""])
+    assert str(error) in bench.samples(6)[0].detail
+    assert bench.good(but(6))
 
 
 async def test_a_failed_wait_is_a_reason_to_look(monkeypatch):
     monkeypatch.setattr(events, "WAIT_MS", 5)
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         bench.node.refuse("wait", Return.UNKNOWN, times=1)
         await bench.rounds()
     assert bench.driver.calls["wait"] >= 1
 
 
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.UNKNOWN])
-async def test_without_events_the_looks_go_on(code, caplog):
+async def test_without_events_looks_continue(code, caplog):
     bench = Bench()
     bench.node.refuse("event_set", code)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2)
-        bench.node.lose(1)
-        await bench.until(lambda: "lost" in bench.faults(1))
-        bench.node.heal(1)
-        await bench.until(lambda: bench.faults(1)[-1] == "")
+        await bench.lose(1)
+        await bench.heal(1)
     assert bench.driver.calls["wait"] == 0
     assert caplog.text.count("the driver reports no events, health relies on polling") == 1
 
 
 class LateEventSet(SimulatedDriver):
-    """Takes its time to make an event set until let go."""
+    """Makes an event set once `free` is set."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -541,26 +419,21 @@ async def test_a_driver_that_hangs_over_its_event_set_is_asked_once_and_its_late
     monkeypatch.setattr(subscription, "PATIENCE", 0.05)
     bench = Bench(driver=LateEventSet)
     with anyio.fail_after(LONG / 2):
-        await bench.monitor.open()
-        async with bench.running():
+        async with bench.watching(rounds=0):
             await bench.rounds(4)
             assert bench.driver.asked == 1
             assert len(driver_threads()) <= 2
             bench.driver.free.set()
             await bench.until_turned(lambda: bench.driver.calls["wait"])
-            assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
-            await bench.until(lambda: XidEvent(79) in bench.of(5))
+            await bench.xid(5, 79)
     assert bench.driver.asked == 1
     assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
     assert caplog.text.count("the driver reports no events, health relies on polling: no answer for 0.05 s") == 1
 
 
-async def test_an_event_set_of_a_driver_that_was_closed_is_not_used_for_the_next_one(monkeypatch):
+async def test_an_event_set_is_not_used_after_the_driver_was_closed(monkeypatch):
     monkeypatch.setattr(subscription, "PATIENCE", 0.05)
-    bench = Bench(poll=NEVER, driver=LateEventSet)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER, driver=LateEventSet).watching() as bench:
         assert bench.monitor._calls._out
         bench.driver.free.set()
         with anyio.fail_after(LONG):
@@ -569,13 +442,12 @@ async def test_an_event_set_of_a_driver_that_was_closed_is_not_used_for_the_next
         await bench.monitor.release(None)
         await bench.monitor.resume(None)
         await bench.until_turned(lambda: bench.driver.calls["wait"])
-        assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(5))
+        await bench.xid(5, 79)
     assert bench.driver.asked >= 2  # again where the driver could be closed only at the second try
 
 
 class LateBoth(LateEventSet):
-    """Beside, holds the looks at the GPU at index 2 until let go, and writes down who is asked for events meanwhile."""
+    """Also holds looks at the GPU at index 2 until `looks` is set. `registered` are the handles registered for events."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -595,10 +467,7 @@ class LateBoth(LateEventSet):
 
 async def test_a_gpu_in_the_middle_of_a_look_is_asked_for_its_events_after_it(monkeypatch):
     monkeypatch.setattr(subscription, "PATIENCE", 0.05)
-    bench = Bench(timeout=0.1, driver=LateBoth)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.1, driver=LateBoth).watching() as bench:
         bench.driver.looks.clear()
         await bench.until(lambda: "hung" in bench.faults(2))
         bench.driver.free.set()
@@ -610,14 +479,10 @@ async def test_a_gpu_in_the_middle_of_a_look_is_asked_for_its_events_after_it(mo
         await bench.until(lambda: bench.faults(2)[-1] == "")
 
 
-async def test_a_gpu_that_has_another_index_is_said(caplog):
+async def test_another_index_of_a_gpu_is_logged(caplog):
     caplog.set_level("INFO")
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.vanish(5)
-        await bench.until(lambda: "vanished" in bench.faults(5))
+    async with Bench().watching() as bench:
+        await bench.vanish(5)
         await bench.monitor.release(None)
         await bench.monitor.resume(None)
     said = [record.getMessage() for record in caplog.records if "has index" in record.getMessage()]
@@ -625,11 +490,8 @@ async def test_a_gpu_that_has_another_index_is_said(caplog):
 
 
 @pytest.mark.parametrize("resumed", [None, (4, 5)])
-async def test_a_known_gpu_that_hangs_as_the_driver_is_opened_anew_is_named(caplog, resumed):
-    bench = Bench(timeout=0.2)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_a_known_gpu_that_hangs_while_the_driver_opens_again_is_named(caplog, resumed):
+    async with Bench(timeout=0.2).watching() as bench:
         await bench.monitor.release(None)
         bench.node.hang(4, FOREVER)
         await bench.monitor.resume(resumed and frozenset(bench.uuids[gpu] for gpu in resumed))
@@ -639,22 +501,20 @@ async def test_a_known_gpu_that_hangs_as_the_driver_is_opened_anew_is_named(capl
     assert "withheld" not in caplog.text
 
 
-async def test_one_gpu_without_events_is_said_once_and_the_others_have_theirs(caplog):
+async def test_a_gpu_without_events_is_logged_once_and_the_others_have_events(caplog):
     bench = Bench()
     bench.node.refuse("register_events", Return.NOT_SUPPORTED, gpu=4)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(3)
         assert bench.node.post(4, EventType.XID_CRITICAL, 79) == 0
-        assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(5))
+        await bench.xid(5, 79)
     assert caplog.text.count("its events are not received") == 1
     assert f"GPU {bench.uuids[4]}" in caplog.text
     assert "too old" in caplog.text
 
 
 class LateRegistering(SimulatedDriver):
-    """Takes its time to register the GPU at index 2 until let go, and then answers as it would have, or as `refused`."""
+    """Registers the GPU at index 2 once `free` is set, or raises `refused`."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -669,44 +529,32 @@ class LateRegistering(SimulatedDriver):
         super().register_events(handle, mask, events)
 
 
-async def test_a_gpu_that_hangs_while_its_events_are_asked_for_has_them_afterwards(monkeypatch):
+@pytest.mark.parametrize("refused", [None, NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceRegisterEvents")])
+async def test_a_late_answer_to_the_registration_of_a_gpu_counts(monkeypatch, caplog, refused):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
     bench = Bench(driver=LateRegistering)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds(2, gpus_but(2))
+    bench.driver.refused = refused
+    async with bench.watching(rounds=0):
+        await bench.rounds(2, but(2))
         assert bench.of(2) == []
+        assert "its events are not received" not in caplog.text
         bench.driver.free.set()
         await bench.rounds(2)
-        assert bench.node.post(2, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(2))
-    assert bench.driver.calls["register_events"] == 8
+        if refused is None:
+            await bench.xid(2, 79)
+            assert bench.driver.calls["register_events"] == 8
+    assert caplog.text.count("its events are not received") == bool(refused)
+    assert f"GPU {bench.uuids[2]}" in caplog.text or refused is None
 
 
-async def test_a_late_refusal_of_events_is_said(monkeypatch, caplog):
-    monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
-    bench = Bench(driver=LateRegistering)
-    bench.driver.refused = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceRegisterEvents")
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds(1, gpus_but(2))
-        assert "no event of it" not in caplog.text
-        bench.driver.free.set()
-        await bench.rounds(2)
-    assert caplog.text.count("its events are not received, health relies on polling: it is too old") == 1
-
-
-async def test_a_run_begun_again_has_the_events_of_meanwhile_and_those_that_follow():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_a_second_run_receives_earlier_and_later_events():
+    async with Bench().watching() as bench:
+        pass
     assert await gone(driver_threads())
     assert bench.node.post(1, EventType.XID_CRITICAL, 48) == 1
     async with bench.running():
         await bench.until(lambda: XidEvent(48) in bench.of(1))
-        assert bench.node.post(1, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(1))
+        await bench.xid(1, 79)
     assert [seen for _, seen in bench.seen if isinstance(seen, XidEvent)] == [XidEvent(48), XidEvent(79)]
 
 
@@ -719,29 +567,21 @@ async def test_an_event_between_open_and_run_is_not_lost():
             bench.node.post(6, EventType.XID_CRITICAL, 79)
 
     bench.meddle = looked_at_first
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.until(lambda: XidEvent(79) in bench.of(6))
     assert [uuid for uuid, seen in bench.seen if isinstance(seen, XidEvent)] == [bench.uuids[6]]
 
 
 async def test_after_the_end_no_thread_is_left():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching():
         assert {thread.name for thread in driver_threads()} == {"nvml-calls", "nvml-events"}
         assert all(thread.daemon for thread in driver_threads())
     assert await gone(driver_threads())
 
 
 async def test_a_hung_gpu_does_not_hold_the_end():
-    bench = Bench(timeout=0.1)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(2, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(2))
+    async with Bench(timeout=0.1).watching() as bench:
+        await bench.hang(2)
     hung = [thread for thread in driver_threads() if thread.name == "nvml-calls"]
     assert hung
     bench.node.heal(2)

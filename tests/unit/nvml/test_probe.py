@@ -13,7 +13,7 @@ from .machine import Machine
 
 
 @pytest.mark.parametrize("name", profile.names())
-def test_every_profile_probes_to_what_it_says(name, caplog):
+def test_a_probe_finds_the_traits_of_every_profile(name, caplog):
     machine = Machine(name)
     for index, built in enumerate(machine.node.profile.gpus):
         handle, gpu = machine.probe(index)
@@ -29,7 +29,7 @@ def test_every_profile_probes_to_what_it_says(name, caplog):
         assert gpu.thresholds.slowdown == limits.slowdown
         assert gpu.thresholds.memory_max == limits.memory_max
         assert gpu.thresholds.gpu_max == limits.gpu_max
-        rows = {142, 143, 144, 145} if gpu.mig_devices else set()  # of which a partitioned GPU tells nothing
+        rows = {142, 143, 144, 145} if gpu.mig_devices else set()  # a partitioned GPU does not report these
         assert gpu.fields == {*PROBED, *MARGIN_FIELDS} & set(built.fields) - rows
         assert gpu.nvlinks == len(machine.node.profile.remotes[index])
         assert gpu.unsettled == frozenset()
@@ -50,7 +50,7 @@ def test_a_part_that_answers_hardly_anything_is_a_gpu_all_the_same(caplog):
 @pytest.mark.parametrize(
     ("mode", "enabled"), [((0, 0), False), ((1, 1), True), ((1, 0), True), ((0, 1), False), (None, False)]
 )
-def test_mig_is_enabled_where_it_is_so_now(mode, enabled):
+def test_the_present_mig_mode_counts(mode, enabled):
     assert Machine(mig_mode=mode).probe()[1].mig_enabled is enabled
 
 
@@ -64,7 +64,7 @@ def test_sysfs_knows_the_numa_node_first_and_nvml_if_it_names_one(sysfs, nvml, k
     assert machine.driver.calls["memory_affinity"] == (sysfs < 0)
 
 
-def test_a_gpu_without_a_bus_id_has_the_numa_node_that_nvml_says():
+def test_a_gpu_without_a_bus_id_has_the_numa_node_of_nvml():
     machine = Machine(numa_node=1, memory_affinity=[0])
     machine.node.refuse("pci_bus_id", Return.NOT_SUPPORTED)
     _, gpu = machine.probe()
@@ -82,14 +82,14 @@ TRAITS_OF: dict[str, set[str]] = {
     "temperature_threshold": {"thresholds"},
     "field_values": {"fields"},
 }
-"""What of a GPU stays open where a call does not answer for now."""
+"""Traits that stay unsettled if a call does not answer for the moment."""
 
 
 @pytest.mark.parametrize("call", TRAITS_OF)
 @pytest.mark.parametrize(
     "code", [Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND, Return.UNKNOWN]
 )
-def test_one_unanswered_question_hides_no_gpu(call, code, caplog):
+def test_one_unanswered_call_hides_no_gpu(call, code, caplog):
     machine = Machine("hgx-h100")
     _, whole = machine.probe(2)
     machine.node.refuse(call, code)
@@ -104,7 +104,7 @@ def test_one_unanswered_question_hides_no_gpu(call, code, caplog):
 
 @pytest.mark.parametrize("call", ["remapped_rows", "nvlink_states", "nvlink_to_switch"])
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.TIMEOUT])
-def test_a_trait_that_is_not_told_is_none_that_the_gpu_has(call, code, caplog):
+def test_a_trait_that_is_not_reported_is_missing(call, code, caplog):
     machine = Machine("hgx-h100")
     _, whole = machine.probe(2)
     assert (whole.remaps_rows, whole.nvswitch) == (True, True)
@@ -124,7 +124,7 @@ def test_a_trait_that_is_not_told_is_none_that_the_gpu_has(call, code, caplog):
 
 
 def answering(monkeypatch, machine, values):
-    """Fields of the GPU that answer so, whatever its profile says."""
+    """Let the fields of the GPU have these values instead of those in its profile."""
     refusal = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
     monkeypatch.setattr(
         machine.driver, "field_values", lambda handle, fields: tuple(values.get(f.number, refusal) for f in fields)
@@ -133,7 +133,7 @@ def answering(monkeypatch, machine, values):
 
 def test_limits_relative_to_the_t_limit_are_fields_of_their_own(monkeypatch):
     constants = ("SHUTDOWN", "SLOWDOWN", "MEM_MAX", "GPU_MAX")
-    there = header.told()["constants"]
+    there = header.record()["constants"]
     numbers = tuple(there[f"NVML_FI_DEV_TEMPERATURE_{constant}_TLIMIT"] for constant in constants)
     assert numbers == MARGIN_FIELDS
     machine = Machine("t4-4")
@@ -179,7 +179,7 @@ def test_a_threshold_that_no_gpu_has_is_unknown(monkeypatch, kind, said, meant):
 
 
 @pytest.mark.parametrize("name", profile.names())
-def test_switches_and_rows_are_told_by_every_profile(name):
+def test_every_profile_has_its_switches_and_rows(name):
     machine = Machine(name)
     bus_ids = {gpu.pci_bus_id for gpu in machine.node.profile.gpus}
     for index, remotes in enumerate(machine.node.profile.remotes):
@@ -188,7 +188,7 @@ def test_switches_and_rows_are_told_by_every_profile(name):
         assert gpu.remaps_rows == ((gpu.architecture or 0) >= 7)
 
 
-def test_the_first_link_that_is_up_tells_where_links_lead(monkeypatch):
+def test_the_first_active_link_shows_if_links_lead_to_a_switch(monkeypatch):
     machine = Machine("hgx-h100")
     asked = []
     states = (False, False, True, True)
@@ -206,7 +206,7 @@ def test_the_first_link_that_is_up_tells_where_links_lead(monkeypatch):
     assert asked == [2]
 
 
-def test_a_gpu_that_is_cut_remaps_rows_though_it_does_not_say_so_now():
+def test_a_partitioned_gpu_still_remaps_rows():
     machine = Machine("h100-mig-single")
     machine.node.refuse("remapped_rows", Return.NOT_SUPPORTED)
     _, gpu = machine.probe()
@@ -251,20 +251,14 @@ def test_a_gpu_without_a_handle_or_a_name_is_a_refusal(call):
     assert caught.value.code == Return.UNKNOWN
 
 
-def test_a_known_gpu_is_asked_for_by_its_uuid():
-    machine = Machine("hgx-h100")
-    uuid = machine.node.profile.gpus[5].uuid
-    handle, gpu = machine.probe(3, uuid)
-    assert handle == machine.driver.handle_by_index(5)
-    assert gpu.uuid == uuid
-
-
-def test_a_gpu_may_be_asked_for_by_its_bus_id_without_a_look_at_any_other():
+@pytest.mark.parametrize("by_bus_id", [False, True])
+def test_a_known_gpu_is_found_by_its_uuid_or_by_its_bus_id_alone(by_bus_id):
     machine = Machine("hgx-h100")
     built = machine.node.profile.gpus[5]
+    fifth = machine.driver.handle_by_index(5)
     machine.driver.calls.clear()
-    handle, gpu = machine.probe(3, built.uuid, bus_id=built.pci_bus_id)
-    assert (gpu.uuid, gpu.pci_bus_id) == (built.uuid, built.pci_bus_id)
-    assert machine.driver.calls["handle_by_pci_bus_id"] == 1
-    assert machine.driver.calls["handle_by_uuid"] == machine.driver.calls["handle_by_index"] == 0
-    assert handle == machine.driver.handle_by_index(5)
+    handle, gpu = machine.probe(3, built.uuid, **{"bus_id": built.pci_bus_id} if by_bus_id else {})
+    assert (handle, gpu.uuid, gpu.pci_bus_id) == (fifth, built.uuid, built.pci_bus_id)
+    assert machine.driver.calls["handle_by_pci_bus_id"] == by_bus_id
+    assert machine.driver.calls["handle_by_uuid"] == (not by_bus_id)
+    assert machine.driver.calls["handle_by_index"] == 0

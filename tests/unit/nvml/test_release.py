@@ -1,4 +1,4 @@
-"""GPUs released for maintenance: their handles are dropped, and nobody touches them until they are resumed."""
+"""GPUs released for maintenance: the monitor drops their handles, and calls nothing about them until they are resumed."""
 
 import threading
 
@@ -8,15 +8,14 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.health.observation import Fault, Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml import monitor, reopening, subscription
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.roster import Released, ReleaseError
-from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 
 from .conftest import driver_threads
-from .monitored import FOREVER, LONG, Bench
+from .monitored import FOREVER, LONG, Bench, but, remembered
 
 ALL = range(8)
 
@@ -28,13 +27,13 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Whoever releases GPUs is not kept waiting for long."""
+    """Shorten the time for which a release waits."""
     monkeypatch.setattr(monitor, "PATIENCE", 0.2)
     monkeypatch.setattr(subscription, "WAIT_MS", 10)
 
 
 class Recording(SimulatedDriver):
-    """Writes down every call, with the index of the GPU that it is about."""
+    """Records every call, with the index of its GPU."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -51,17 +50,6 @@ class Recording(SimulatedDriver):
         return {call for call, _ in self.record[since:]}
 
 
-def but(*left_out):
-    return [gpu for gpu in ALL if gpu not in left_out]
-
-
-def remembered(name="hgx-h100"):
-    return [
-        Gpu(gpu.uuid, index, gpu.minor, gpu.pci_bus_id, gpu.name, numa_node=1)
-        for index, gpu in enumerate(profile.load(name).gpus)
-    ]
-
-
 def of(bench, *gpus):
     return frozenset(bench.uuids[gpu] for gpu in gpus)
 
@@ -76,10 +64,8 @@ async def gone(threads):
 
 
 async def test_all_gpus_released_leave_the_driver_closed_and_unasked():
-    bench = Bench(driver=Recording)
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Recording).watching() as bench:
+        node = bench.nodes[0]
         await bench.monitor.release(None)
         assert bench.driver._opened == 0
         since, calls = len(bench.seen), len(bench.driver.record)
@@ -91,16 +77,13 @@ async def test_all_gpus_released_leave_the_driver_closed_and_unasked():
         await bench.monitor.resume(None)
         assert bench.driver._opened == 1
         assert all(bench.samples(gpu, since) for gpu in ALL)
-        assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 1
-        await bench.until(lambda: XidEvent(79) in bench.of(3))
+        await bench.xid(3, 79)
         assert bench.monitor.node == node
-    assert {sample.fault for gpu in ALL for sample in bench.samples(gpu)} == {""}
+    assert bench.good()
 
 
 async def test_releasing_and_resuming_twice_is_releasing_and_resuming():
-    bench = Bench(driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=Recording).watching(rounds=0) as bench:
         for _ in range(2):
             await bench.monitor.release(None)
         calls = len(bench.driver.record)
@@ -113,9 +96,7 @@ async def test_releasing_and_resuming_twice_is_releasing_and_resuming():
 
 
 async def test_all_gpus_released_one_by_one_leave_the_driver_closed():
-    bench = Bench(driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=Recording).watching(rounds=0) as bench:
         for gpu in ALL:
             await bench.monitor.release(of(bench, gpu))
         assert bench.driver._opened == 0
@@ -126,38 +107,20 @@ async def test_all_gpus_released_one_by_one_leave_the_driver_closed():
     assert {uuid for uuid, _ in bench.seen[since:]} == {bench.uuids[6]}
 
 
-async def test_one_of_all_released_gpus_is_resumed_alone():
-    bench = Bench(driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.monitor.release(None)
-        calls = len(bench.driver.record)
-        await bench.monitor.resume(of(bench, 2))
-        await bench.rounds(2, [2])
-        assert bench.driver.touched(calls) <= {None, 2}
-        await bench.monitor.resume(of(bench, *but(2)))
-        await bench.rounds(1)
-
-
 # One of them
 
 
-async def test_a_released_gpu_is_touched_by_nobody_and_the_others_are_watched():
-    bench = Bench(driver=Recording)
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_no_call_is_about_a_released_gpu_and_the_others_are_watched():
+    async with Bench(driver=Recording).watching() as bench:
+        node = bench.nodes[0]
         await bench.monitor.release(of(bench, 3))
         calls = len(bench.driver.record)
         assert bench.driver._opened == 1
         since = await bench.rounds(3, but(3))
-        bench.node.lose(5)
-        await bench.until(lambda: "lost" in bench.faults(5))
-        bench.node.heal(5)
-        await bench.until(lambda: bench.faults(5)[-1] == "")
+        await bench.lose(5)
+        await bench.heal(5)
         assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 0
-        assert bench.node.post(4, EventType.XID_CRITICAL, 48) == 1
-        await bench.until(lambda: XidEvent(48) in bench.of(4))
+        await bench.xid(4, 48)
         assert bench.of(3, since) == []
         opening = next(at for at, (call, _) in enumerate(bench.driver.record) if call == "close")
         assert 3 not in bench.driver.touched(opening)
@@ -169,14 +132,11 @@ async def test_a_released_gpu_is_touched_by_nobody_and_the_others_are_watched():
         assert [sample.fault for sample in bench.samples(3, since)][:1] == [""]
         assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 1
         assert bench.monitor.node == node
-    assert {sample.fault for gpu in but(5) for sample in bench.samples(gpu)} == {""}
+    assert bench.good(but(5))
 
 
-async def test_a_released_gpu_may_vanish_and_come_back_without_anyone_minding():
-    bench = Bench(driver=Recording, retention=0.0)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_a_released_gpu_may_vanish_and_come_back():
+    async with Bench(driver=Recording, retention=0.0).watching() as bench:
         await bench.monitor.release(of(bench, 3))
         since, calls = len(bench.seen), len(bench.driver.record)
         bench.node.vanish(3)
@@ -194,8 +154,7 @@ async def test_a_released_gpu_may_vanish_and_come_back_without_anyone_minding():
 async def test_a_gpu_plugged_in_while_another_is_released_is_found_once_that_is_resumed():
     bench = Bench(driver=Recording)
     bench.node.vanish(6)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.monitor.release(of(bench, 3))
         bench.node.bring_back(6)
         await bench.rounds(10, but(3, 6))
@@ -205,7 +164,7 @@ async def test_a_gpu_plugged_in_while_another_is_released_is_found_once_that_is_
     assert [gpu.uuid for gpu in bench.monitor.node.gpus] == bench.uuids
 
 
-async def test_another_card_in_the_place_of_one_is_not_taken_for_it():
+async def test_another_card_in_the_place_of_a_gpu_is_another_gpu():
     stranger = replace(remembered()[4], uuid="GPU-that-was-there")
     bench = Bench(
         driver=Recording,
@@ -228,12 +187,8 @@ async def test_another_card_in_the_place_of_one_is_not_taken_for_it():
 
 
 async def test_a_call_that_hangs_keeps_its_gpu_and_is_named_and_the_rest_follows_by_itself(hasty):
-    bench = Bench(timeout=0.1, driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(3, FOREVER)
-        await bench.until(lambda: bench.hangs(3))
+    async with Bench(timeout=0.1, driver=Recording).watching() as bench:
+        await bench.hang(3, looks=3)
         began = anyio.current_time()
         with pytest.raises(
             ReleaseError, match=rf"not closed yet.*a call to it has not returned, about GPU {bench.uuids[3]}"
@@ -251,12 +206,8 @@ async def test_a_call_that_hangs_keeps_its_gpu_and_is_named_and_the_rest_follows
 
 @pytest.mark.parametrize("which", [None, frozenset({remembered()[5].uuid})])
 async def test_a_call_that_hangs_on_another_gpu_keeps_all_from_being_released(hasty, which):
-    bench = Bench(timeout=0.1)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(3, FOREVER)
-        await bench.until(lambda: bench.hangs(3))
+    async with Bench(timeout=0.1).watching() as bench:
+        await bench.hang(3, looks=3)
         with pytest.raises(ReleaseError, match=bench.uuids[3]):
             await bench.monitor.release(which)
         bench.node.heal(3)
@@ -264,22 +215,17 @@ async def test_a_call_that_hangs_on_another_gpu_keeps_all_from_being_released(ha
 
 
 @pytest.mark.parametrize("wanted", ["release", "rebound"])
-async def test_a_call_that_hangs_for_minutes_takes_a_restart_where_the_driver_is_to_be_reopened(
+async def test_a_call_that_hangs_for_minutes_needs_a_restart_if_the_driver_must_reopen(
     hasty, monkeypatch, caplog, wanted
 ):
     monkeypatch.setattr(reopening, "RESTART_AFTER", 1e9)
-    bench = Bench(timeout=0.1)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(3, FOREVER)
-        await bench.until(lambda: bench.hangs(3))
+    async with Bench(timeout=0.1).watching() as bench:
+        await bench.hang(3, looks=3)
         if wanted == "release":
             with pytest.raises(ReleaseError):
                 await bench.monitor.release(of(bench, 5))
         else:
-            bench.node.vanish(5)
-            await bench.until(lambda: "vanished" in bench.faults(5))
+            await bench.vanish(5)
             bench.node.bring_back(5)
         await bench.until(lambda: "the driver cannot be reopened now" in caplog.text)
         await bench.rounds(2, [0, 1, 2])
@@ -294,7 +240,7 @@ async def test_a_call_that_hangs_for_minutes_takes_a_restart_where_the_driver_is
 
 
 class Holding(SimulatedDriver):
-    """Holds one kind of call until let go."""
+    """Holds the call named `held` until `free` is set."""
 
     held = ""
 
@@ -324,11 +270,8 @@ class Holding(SimulatedDriver):
 @pytest.mark.parametrize(
     ("call", "said"), [("close", "it does not close"), ("wait", "the wait for its events has not returned")]
 )
-async def test_a_driver_that_holds_on_is_waited_for_by_nobody(hasty, call, said):
-    bench = Bench(timeout=0.1, driver=Holding)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_a_driver_that_does_not_close_is_not_waited_for(hasty, call, said):
+    async with Bench(timeout=0.1, driver=Holding).watching() as bench:
         bench.driver.held = call
         if call == "wait":
             await anyio.to_thread.run_sync(bench.driver.inside.wait, LONG)
@@ -349,8 +292,7 @@ async def test_the_end_does_not_wait_for_a_release_that_hangs():
     async with anyio.create_task_group() as group:
         group.start_soon(bench.monitor.run)
         await bench.rounds()
-        bench.node.hang(2, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(2))
+        await bench.hang(2)
         group.start_soon(bench.monitor.release, None)
         await bench.turned(2)
         began = anyio.current_time()
@@ -361,10 +303,7 @@ async def test_the_end_does_not_wait_for_a_release_that_hangs():
 
 
 async def test_a_driver_that_cannot_be_opened_after_a_release_is_tried_again():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         await bench.monitor.release(None)
         bench.node.refuse("open", Return.LIB_RM_VERSION_MISMATCH, times=8)
         since = len(bench.seen)
@@ -377,10 +316,7 @@ async def test_a_driver_that_cannot_be_opened_after_a_release_is_tried_again():
 
 
 async def test_a_driver_that_hangs_when_it_is_opened_again_holds_nothing_else():
-    bench = Bench(timeout=0.1, driver=Holding)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(timeout=0.1, driver=Holding).watching() as bench:
         await bench.monitor.release(None)
         bench.driver.held = "open"
         since = len(bench.seen)
@@ -391,11 +327,8 @@ async def test_a_driver_that_hangs_when_it_is_opened_again_holds_nothing_else():
     assert bench.driver.calls["open"] == 2, "one attempt at a time"
 
 
-async def test_a_driver_that_opens_late_is_closed_again_where_all_is_released_by_then(hasty):
-    bench = Bench(timeout=0.1, driver=Holding)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_a_driver_that_opens_late_is_closed_if_all_gpus_are_released(hasty):
+    async with Bench(timeout=0.1, driver=Holding).watching() as bench:
         await bench.monitor.release(None)
         bench.driver.held = "open"
         await bench.monitor.resume(None)
@@ -408,7 +341,7 @@ async def test_a_driver_that_opens_late_is_closed_again_where_all_is_released_by
 
 
 async def released_while_it_does_not_open(bench):
-    """All are released at the start, while the call that opens the driver hangs."""
+    """Release all GPUs at the start, while the call that opens the driver hangs."""
     bench.driver.held = "open"
     with pytest.raises(TimeoutError):
         await bench.monitor.open()
@@ -417,7 +350,7 @@ async def released_while_it_does_not_open(bench):
     await bench.monitor.open()
 
 
-async def test_a_driver_that_opens_late_at_the_start_is_closed_where_all_is_released_by_then(hasty, caplog):
+async def test_a_driver_that_opens_late_at_the_start_is_closed_if_all_gpus_are_released(hasty, caplog):
     caplog.set_level("INFO")
     bench = Bench(timeout=0.1, driver=Holding, remembered=remembered())
     await released_while_it_does_not_open(bench)
@@ -448,7 +381,7 @@ async def test_gpus_resumed_before_a_late_driver_opens_are_found_through_it(hast
         await bench.until(lambda: all(bench.faults(gpu)[-1:] == [""] for gpu in ALL))
 
 
-async def test_a_driver_left_open_by_a_start_that_failed_is_closed_where_all_is_released_by_then(hasty):
+async def test_a_driver_left_open_by_a_failed_start_is_closed_if_all_gpus_are_released(hasty):
     class Counting(Holding):
         def device_count(self):
             self._hold("device_count")
@@ -461,27 +394,10 @@ async def test_a_driver_left_open_by_a_start_that_failed_is_closed_where_all_is_
     bench.driver.free.set()
     with pytest.raises(ReleaseError):
         await bench.monitor.release(None)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.until_turned(lambda: bench.driver._opened == 0)
         await bench.monitor.release(None)
     assert bench.driver.calls["close"] == 1
-
-
-async def test_what_is_done_to_the_driver_is_said_in_words_that_are_so(caplog):
-    caplog.set_level("INFO")
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.monitor.release(of(bench, 3))
-        await bench.monitor.release(None)
-        await bench.monitor.resume(None)
-    said = [record.getMessage() for record in caplog.records if " the driver" in record.getMessage()]
-    assert said == [
-        "reopening the driver: GPUs were released or resumed",
-        "closing the driver: all GPUs are released",
-        "reopening the driver: GPUs were released or resumed",
-    ]
 
 
 # Boots
@@ -489,16 +405,14 @@ async def test_what_is_done_to_the_driver_is_said_in_words_that_are_so(caplog):
 
 @pytest.mark.parametrize("which", [None, frozenset({remembered()[3].uuid})])
 async def test_a_boot_ends_what_was_released(which):
-    bench = Bench(driver=Recording)
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench(driver=Recording).watching(rounds=0) as bench:
         await bench.monitor.release(which)
         bench.node.reboot()
         await bench.rounds(2)
         assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
         assert bench.driver._opened == 1
     assert len(bench.boots) == 1
-    assert {sample.fault for gpu in ALL for sample in bench.samples(gpu)} == {""}
+    assert bench.good()
 
 
 async def test_a_boot_noticed_at_the_start_ends_what_was_released():
@@ -513,9 +427,11 @@ async def test_a_boot_noticed_at_the_start_ends_what_was_released():
 # From the start
 
 
-async def test_all_gpus_released_at_the_start_leave_the_driver_alone():
+@pytest.mark.parametrize("resumed", [None, 0])
+@pytest.mark.parametrize("released", [None, frozenset(gpu.uuid for gpu in remembered())])
+async def test_while_all_gpus_are_released_from_the_start_the_driver_is_not_called(released, resumed):
     known = remembered()
-    bench = Bench(driver=Recording, remembered=known, released=None)
+    bench = Bench(driver=Recording, remembered=known, released=released)
     node = await bench.monitor.open()
     assert node.gpus == tuple(replace(gpu, unreadable="maintenance") for gpu in known)
     assert node.device_nodes == bench.node.profile.device_nodes
@@ -524,25 +440,18 @@ async def test_all_gpus_released_at_the_start_leave_the_driver_alone():
         await bench.turned(5)
         assert bench.driver.record == []
         assert bench.seen == []
+        if resumed is not None:
+            await bench.monitor.resume(of(bench, resumed))
+            await bench.rounds(1, [resumed])
+            assert bench.driver.touched() <= {None, resumed}
+            return
         await bench.monitor.resume(None)
         await bench.rounds()
     assert bench.unreadable() == {}
     assert [gpu.uuid for gpu in bench.nodes[-1].gpus] == bench.uuids
     assert len(bench.nodes[-1].links) == 28
     assert bench.nodes[-1].driver_version == bench.node.profile.driver_version
-    assert {sample.fault for gpu in ALL for sample in bench.samples(gpu)} == {""}
-
-
-async def test_every_gpu_released_by_name_at_the_start_leaves_the_driver_alone():
-    known = remembered()
-    bench = Bench(driver=Recording, remembered=known, released=frozenset(gpu.uuid for gpu in known))
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.turned(3)
-        assert bench.driver.record == []
-        await bench.monitor.resume(of(bench, 0))
-        await bench.rounds(1, [0])
-    assert bench.driver.touched() <= {None, 0}
+    assert bench.good()
 
 
 async def test_some_gpus_released_at_the_start_are_not_touched():
@@ -555,8 +464,7 @@ async def test_some_gpus_released_at_the_start_are_not_touched():
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     async with bench.running():
         await bench.rounds(2, but(2, 3, 6))
-        bench.node.heal(6)
-        await bench.until(lambda: bench.faults(6)[-1:] == [""])
+        await bench.heal(6)
         assert not bench.driver.touched() & {2, 3}
         assert not bench.driver.asked() & {"handle_by_index", "handle_by_uuid"}
         assert bench.of(2) == bench.of(3) == []
@@ -574,13 +482,12 @@ async def test_a_gpu_that_hangs_at_the_start_beside_released_ones_hides_no_other
     async with bench.running():
         await bench.until(lambda: "hung" in bench.faults(4))
         await bench.rounds(2, but(1, 4))
-        bench.node.heal(4)
-        await bench.until(lambda: bench.faults(4)[-1] == "")
+        await bench.heal(4)
     assert bench.unreadable().keys() == of(bench, 1)
 
 
 @pytest.mark.parametrize("released", [None, frozenset({remembered()[3].uuid})])
-async def test_gpus_that_nobody_remembers_are_found_first_and_released_then(released):
+async def test_unknown_gpus_are_found_first_and_then_released(released):
     bench = Bench(driver=Recording, released=released)
     node = await bench.monitor.open()
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
@@ -632,7 +539,7 @@ def test_released_gpus_as_a_set():
     assert some.minus(None, "abc") == none == everything.minus(None, "abc")
 
 
-def test_what_can_be_reached_beside_released_gpus():
+def test_gpus_that_can_be_reached_without_released_gpus():
     gpus = [Gpu("a", 0, pci_bus_id="1"), Gpu("b", 1)]
     assert Released().leaves([])
     assert not Released(every=True).leaves(gpus)

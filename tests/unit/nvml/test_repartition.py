@@ -10,7 +10,7 @@ from gpu_plugin.nvml import monitor, questions
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import faults
 
-from .monitored import FOREVER, NEVER, Bench
+from .monitored import NEVER, Bench
 
 MIXED = "a100-mig-mixed"
 SEVEN, HALVES = 4, 5
@@ -23,10 +23,6 @@ def profiles(node, gpu):
 
 def recut(bench, gpu, value):
     faults.apply(bench.node, {"gpu": gpu, "mig": value})
-
-
-def only_good_looks(bench):
-    return {sample.fault for gpu in range(len(bench.uuids)) for sample in bench.samples(gpu)} == {""}
 
 
 async def test_open_finds_every_slice_with_its_capabilities():
@@ -45,10 +41,7 @@ async def test_open_finds_every_slice_with_its_capabilities():
 
 
 async def test_an_event_of_it_is_asked_for_and_noticed_within_one_look():
-    bench = Bench(MIXED, poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED, poll=NEVER).watching() as bench:
         recut(bench, HALVES, "1g.5gb,2g.10gb")
         await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["2g.10gb", "1g.5gb"])
         node = bench.nodes[-1]
@@ -56,7 +49,7 @@ async def test_an_event_of_it_is_asked_for_and_noticed_within_one_look():
     assert looked == 2, "one before, one on account of the event"
     assert [device.gpu_instance_cap for device in node.gpus[HALVES].mig_devices] == [705, 741]
     assert "/dev/nvidia-caps/nvidia-cap742" in node.device_nodes
-    assert only_good_looks(bench)
+    assert bench.good()
     assert [gpu for gpu in node.gpus if gpu.index != HALVES] == [
         gpu for gpu in bench.nodes[0].gpus if gpu.index != HALVES
     ]
@@ -64,10 +57,7 @@ async def test_an_event_of_it_is_asked_for_and_noticed_within_one_look():
 
 async def test_after_a_change_the_gpus_are_looked_at_again_soon(monkeypatch):
     monkeypatch.setattr(monitor, "CONFIRM", 0.01)
-    bench = Bench(MIXED, poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED, poll=NEVER).watching() as bench:
         recut(bench, HALVES, "7g.40gb")
         await bench.until(lambda: len(bench.samples(HALVES)) >= 3)
     assert len(bench.samples(HALVES)) == 3, "and then no more"
@@ -76,13 +66,11 @@ async def test_after_a_change_the_gpus_are_looked_at_again_soon(monkeypatch):
 async def test_without_events_the_poll_notices_it():
     bench = Bench(MIXED)
     bench.node.refuse("register_events", Return.NOT_SUPPORTED)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with bench.watching():
         assert bench.node.post(HALVES, EventType.MIG_CONFIG_CHANGE, 0) == 0
         recut(bench, HALVES, "4g.20gb")
         await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["4g.20gb"])
-    assert only_good_looks(bench)
+    assert bench.good()
 
 
 async def test_other_minors_for_the_same_slices_are_passed_on(monkeypatch):
@@ -120,10 +108,8 @@ async def test_a_host_that_cannot_be_asked_leaves_what_was_known(monkeypatch):
 
 
 async def test_mig_mode_off_and_on_again():
-    bench = Bench(MIXED)
-    whole = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED).watching() as bench:
+        whole = bench.nodes[0]
         recut(bench, HALVES, "none")
         await bench.until(lambda: not bench.nodes[-1].gpus[HALVES].mig_enabled)
         assert bench.nodes[-1].gpus[HALVES] == replace(whole.gpus[HALVES], mig_enabled=False, mig_devices=())
@@ -134,7 +120,7 @@ async def test_mig_mode_off_and_on_again():
         await bench.until(lambda: profiles(bench.nodes[-1], 0) == ["7g.40gb"])
         await bench.until(lambda: bench.driver.calls["register_events"] == 8 + 3)
         assert bench.node.post(0, EventType.MIG_CONFIG_CHANGE, 0) == 1
-    assert only_good_looks(bench)
+    assert bench.good()
 
 
 async def test_a_mode_that_waits_for_a_reset_is_followed_and_withdrawn(caplog):
@@ -154,27 +140,11 @@ async def test_a_mode_that_waits_for_a_reset_is_followed_and_withdrawn(caplog):
         bench.driver.mig_mode = real
         await bench.until(lambda: bench.nodes[-1].gpus[0].mig_pending is None)
     assert bench.nodes[-1].gpus == whole.gpus
-    assert only_good_looks(bench)
-
-
-async def test_mig_mode_without_slices_is_no_fault():
-    bench = Bench(MIXED)
-    whole = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        recut(bench, HALVES, "empty")
-        await bench.until(lambda: not bench.nodes[-1].gpus[HALVES].mig_devices)
-        await bench.rounds(3)
-    assert bench.nodes[-1].gpus[HALVES] == replace(whole.gpus[HALVES], mig_devices=())
-    assert bench.unreadable() == {}
-    assert only_good_looks(bench)
+    assert bench.good()
 
 
 async def test_a_partition_that_flaps_is_followed_to_its_last_state():
-    bench = Bench(MIXED)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(MIXED).watching() as bench:
         for turn in range(40):
             recut(bench, HALVES, ("1g.5gb", "none", "3g.20gb,3g.20gb", "empty", "1c.3g.20gb")[turn % 5])
             if not turn % 7:
@@ -182,7 +152,7 @@ async def test_a_partition_that_flaps_is_followed_to_its_last_state():
         await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["1c.3g.20gb"])
         await bench.rounds(3)
         assert profiles(bench.nodes[-1], HALVES) == ["1c.3g.20gb"]
-    assert only_good_looks(bench)
+    assert bench.good()
     assert all(one != other for one, other in pairwise(bench.nodes)), "nothing twice in a row"
 
 
@@ -220,7 +190,7 @@ async def test_a_slice_that_is_unreadable_for_a_moment_stays(monkeypatch, caplog
         await bench.rounds(1)
     assert slices.asked == 2
     assert len(bench.nodes) == 1
-    assert only_good_looks(bench)
+    assert bench.good()
     assert caplog.text.count("MIG device 1 cannot be read") == 1
 
 
@@ -238,17 +208,14 @@ async def test_a_slice_that_stays_unreadable_counts_as_gone_and_the_others_stay(
         slices.failing = False
         await bench.until(lambda: len(bench.nodes) == 3)
         assert bench.nodes[2].gpus == bench.nodes[0].gpus
-    assert only_good_looks(bench)
+    assert bench.good()
     assert caplog.text.count("MIG device 3 cannot be read") == 1
 
 
 @pytest.mark.parametrize("call", ["mig_mode", "max_mig_devices"])
 @pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
-async def test_a_driver_that_does_not_say_how_a_gpu_is_cut_changes_nothing(call, code, caplog):
-    bench = Bench(MIXED)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_an_unreadable_partition_changes_nothing(call, code, caplog):
+    async with Bench(MIXED).watching() as bench:
         bench.node.refuse(call, code, gpu=SEVEN, times=3)
         for _ in range(4):
             bench.monitor.look_now()
@@ -256,16 +223,13 @@ async def test_a_driver_that_does_not_say_how_a_gpu_is_cut_changes_nothing(call,
     assert bench.driver.calls[call] >= 12
     assert caplog.text.count("its MIG devices cannot be read now") == 1
     assert len(bench.nodes) == 1
-    assert only_good_looks(bench)
+    assert bench.good()
 
 
 async def test_a_lost_gpu_stays_cut_as_it_was_and_is_read_again_after_its_repair():
-    bench = Bench(MIXED)
-    whole = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.lose(HALVES)
-        await bench.until(lambda: "lost" in bench.faults(HALVES))
+    async with Bench(MIXED).watching() as bench:
+        whole = bench.nodes[0]
+        await bench.lose(HALVES)
         recut(bench, HALVES, "2g.10gb")
         await bench.rounds(2)
         assert bench.nodes[-1].gpus == whole.gpus
@@ -275,38 +239,8 @@ async def test_a_lost_gpu_stays_cut_as_it_was_and_is_read_again_after_its_repair
     assert bench.faults(HALVES)[-1] == ""
 
 
-async def test_a_hung_gpu_holds_no_other_that_is_cut_anew():
-    bench = Bench(MIXED, timeout=0.3)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(HALVES, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(HALVES))
-        recut(bench, SEVEN, "7g.40gb")
-        recut(bench, HALVES, "4g.20gb")
-        await bench.until(lambda: profiles(bench.nodes[-1], SEVEN) == ["7g.40gb"])
-        assert profiles(bench.nodes[-1], HALVES) == ["3g.20gb", "3g.20gb"]
-        bench.node.heal(HALVES)
-        await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["4g.20gb"])
-
-
-async def test_a_gpu_lost_at_the_start_joins_with_its_slices():
-    bench = Bench(MIXED)
-    bench.node.lose(SEVEN)
-    node = await bench.monitor.open()
-    assert node.gpus[SEVEN].mig_devices == ()
-    async with bench.running():
-        await bench.rounds(1, [gpu for gpu in range(8) if gpu != SEVEN])
-        bench.node.heal(SEVEN)
-        await bench.until(lambda: len(bench.nodes) == 2)
-    assert profiles(bench.nodes[1], SEVEN) == ["1g.5gb"] * 7
-    assert {device.gpu_instance_cap is None for device in bench.nodes[1].gpus[SEVEN].mig_devices} == {False}
-
-
 async def test_parts_without_mig_are_asked_once():
-    bench = Bench("l40s-pcie-8")
-    await bench.monitor.open()
-    async with bench.running():
+    async with Bench("l40s-pcie-8").watching(rounds=0) as bench:
         await bench.rounds(4)
     assert bench.driver.calls["mig_mode"] == 8 + 8, "by the probe, and by the first look"
     assert bench.driver.calls["max_mig_devices"] == 0
@@ -315,27 +249,14 @@ async def test_parts_without_mig_are_asked_once():
 async def test_outside_mig_mode_looks_ask_for_the_mode_alone_each_in_its_turn(monkeypatch):
     bench = Bench("hgx-h100")
     monkeypatch.setattr(bench.monitor.host, "mig_minors", lambda: pytest.fail("asked"))
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2 * questions.TURNS)
     assert bench.driver.calls["mig_mode"] >= 8 * 4, "by the probe, by the first look, and by one in six since"
     assert bench.driver.calls["max_mig_devices"] == bench.driver.calls["mig_handle"] == 0
 
 
-async def test_slices_that_stay_are_not_described_again():
-    bench = Bench("h100-mig-single")
-    await bench.monitor.open()
-    described = bench.driver.calls["mig_attributes"]
-    async with bench.running():
-        await bench.rounds(3)
-    assert bench.driver.calls["mig_attributes"] == described == 56
-    assert len(bench.nodes) == 1
-
-
-async def test_a_gpu_that_is_cut_anew_without_an_event_is_seen_within_six_rounds():
-    bench = Bench("h100-mig-single", poll=0.01)
-    await bench.monitor.open()
-    async with bench.running():
+async def test_a_new_partition_without_an_event_is_found_within_six_rounds():
+    async with Bench("h100-mig-single", poll=0.01).watching(rounds=0) as bench:
         await bench.rounds(1)
         bench.driver.wait = lambda *_: (_ for _ in ()).throw(NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2"))
         since = len(bench.seen)

@@ -1,4 +1,4 @@
-"""Whose an event is: by the handle it names, else by the uuid that the driver has for that handle, else nobody's."""
+"""The GPU of an event: by its handle, else by the uuid that the driver reports for the handle."""
 
 import threading
 
@@ -16,13 +16,13 @@ XID = int(EventType.XID_CRITICAL)
 STRANGE = Handle(0x5AFE)
 
 
-def told(bench):
-    """Everything but samples, with the index of the GPU."""
+def events(bench):
+    """Return all observations but samples, with the index of the GPU."""
     return [(bench.uuids.index(uuid), seen) for uuid, seen in bench.seen if not isinstance(seen, Sample)]
 
 
 async def deliver(bench, *events):
-    """Has events arrive one after the other, and the turn that they bring be over."""
+    """Let events arrive one after the other, and wait for the end of the turn that they cause."""
     async with bench.running():
         await bench.rounds()
         for event in events:
@@ -46,7 +46,7 @@ async def test_an_xid_names_the_instances_that_the_driver_names(instances, said)
     bench = Bench(poll=NEVER)
     await bench.monitor.open()
     await deliver(bench, Event(bench.driver.handle_by_index(3), XID, 31, *instances))
-    assert told(bench) == [(3, XidEvent(31, *said))]
+    assert events(bench) == [(3, XidEvent(31, *said))]
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,15 @@ async def test_an_xid_names_the_instances_that_the_driver_names(instances, said)
         (0, []),
     ],
 )
-async def test_each_type_of_an_event_is_told(kind, said):
+async def test_each_type_of_an_event_is_observed(kind, said):
     bench = Bench(poll=NEVER)
     await bench.monitor.open()
     await deliver(bench, Event(bench.driver.handle_by_index(6), kind, 48))
-    assert told(bench) == [(6, seen) for seen in said]
+    assert events(bench) == [(6, seen) for seen in said]
 
 
 class Known(SimulatedDriver):
-    """Has one more handle, of whatever uuid the test says, or refuses to say."""
+    """Has one more handle, with the uuid or the error `whose`."""
 
     whose: str | int = ""
 
@@ -82,12 +82,12 @@ class Known(SimulatedDriver):
         return self.whose
 
 
-async def test_an_event_of_an_unknown_handle_is_of_the_gpu_that_the_driver_says():
+async def test_the_driver_names_the_gpu_of_an_unknown_handle():
     bench = Bench(poll=NEVER, driver=Known)
     await bench.monitor.open()
     bench.driver.whose = bench.uuids[5]
     await deliver(bench, Event(STRANGE, XID, 79), Event(STRANGE, XID, 48), Event(STRANGE, 0x800, 0))
-    assert told(bench) == [(5, XidEvent(79)), (5, XidEvent(48)), (5, DriverEvent(0x800))]
+    assert events(bench) == [(5, XidEvent(79)), (5, XidEvent(48)), (5, DriverEvent(0x800))]
     assert bench.driver.calls["uuid of a stranger"] == 1
 
 
@@ -96,14 +96,14 @@ async def test_an_event_of_a_mig_devices_handle_is_of_the_gpu_it_is_cut_from():
     node = await bench.monitor.open()
     bench.driver.whose = node.gpus[4].mig_devices[3].uuid
     await deliver(bench, Event(STRANGE, XID, 43, 9, 0))
-    assert told(bench) == [(4, XidEvent(43, 9, 0))]
+    assert events(bench) == [(4, XidEvent(43, 9, 0))]
     bench.driver.whose = node.gpus[5].mig_devices[0].uuid  # the same handle, of another one by now
     await deliver(bench, Event(STRANGE, XID, 43, 1, 0))
-    assert told(bench)[1:] == [(5, XidEvent(43, 1, 0))]
+    assert events(bench)[1:] == [(5, XidEvent(43, 1, 0))]
 
 
 @pytest.mark.parametrize("whose", [Return.INVALID_ARGUMENT, Return.GPU_IS_LOST, "GPU-of-another-node", ""])
-async def test_an_event_of_nobody_is_held_against_nobody_and_said_once(whose, caplog):
+async def test_an_event_without_a_gpu_counts_against_no_gpu_and_is_logged_once(whose, caplog):
     bench = Bench(poll=NEVER, driver=Known)
     bench.driver.whose = whose
     await bench.monitor.open()
@@ -111,11 +111,11 @@ async def test_an_event_of_nobody_is_held_against_nobody_and_said_once(whose, ca
     looked = len(bench.samples(0))
     assert looked >= 2, "it was a reason to look"
     await deliver(bench, Event(STRANGE, XID, 79))
-    assert not told(bench)
+    assert not events(bench)
     assert caplog.text.count("came from an unknown GPU") == 1
 
 
-async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypatch, caplog):
+async def test_a_driver_that_does_not_name_the_gpu_of_an_event_blocks_nothing(monkeypatch, caplog):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
     free = threading.Event()
 
@@ -125,10 +125,7 @@ async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypat
                 assert free.wait(LONG)
             return super().uuid(handle)
 
-    bench = Bench(driver=Hanging)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Hanging).watching() as bench:
         bench.monitor._reports.receive(Event(STRANGE, XID, 79))
         await bench.until_turned(lambda: "is kept until the driver reports which GPU it is" in caplog.text)
         await bench.rounds(2)
@@ -136,13 +133,13 @@ async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypat
         free.set()
         await bench.until_turned(lambda: "counts against no GPU" in caplog.text)
     assert caplog.text.count("is kept until the driver reports which GPU it is") == 1
-    assert not told(bench)
+    assert not events(bench)
     assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
     assert caplog.text.count("came from an unknown GPU, and counts against no GPU") == 1
 
 
 class Silent(SimulatedDriver):
-    """Does not say whose some handles are until let go; counts how many are asked about at once."""
+    """Answers for the uuids of `strangers` once `free` is set, and counts calls at the same time."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -162,21 +159,20 @@ class Silent(SimulatedDriver):
         return self.strangers[handle]
 
 
-async def test_a_driver_that_does_not_say_whose_an_event_is_is_asked_once_and_its_late_answer_counts(monkeypatch):
+async def test_the_driver_is_asked_once_for_a_gpu_and_its_late_answer_counts(monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.02)
     bench = Bench(driver=Silent)
     bench.driver.strangers = {STRANGE: bench.uuids[5]}
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         for xid in (13, 31, 43):
             bench.monitor._reports.receive(Event(STRANGE, XID, xid))
             await bench.until_turned(lambda: bench.driver.out)
             await bench.turned(2)
         assert bench.driver.calls["uuid of a stranger"] == 1
-        assert not told(bench)
+        assert not events(bench)
         bench.driver.free.set()
-        await bench.until(lambda: len(told(bench)) == 3)
-    assert told(bench) == [(5, XidEvent(13)), (5, XidEvent(31)), (5, XidEvent(43))]
+        await bench.until(lambda: len(events(bench)) == 3)
+    assert events(bench) == [(5, XidEvent(13)), (5, XidEvent(31)), (5, XidEvent(43))]
 
 
 async def test_many_unknown_handles_at_once_are_asked_about_a_few_at_a_time(monkeypatch):
@@ -184,15 +180,14 @@ async def test_many_unknown_handles_at_once_are_asked_about_a_few_at_a_time(monk
     bench = Bench(driver=Silent)
     handles = [Handle(STRANGE + number) for number in range(3 * reports.MAX_HANDLE_LOOKUPS)]
     bench.driver.strangers = dict.fromkeys(handles, bench.uuids[2])
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         for handle in handles:
             bench.monitor._reports.receive(Event(handle, XID, 48))
         await bench.until_turned(lambda: len(bench.driver.out) == reports.MAX_HANDLE_LOOKUPS)
         await bench.turned(2)
         assert bench.driver.most == reports.MAX_HANDLE_LOOKUPS
         bench.driver.free.set()
-        await bench.until(lambda: len(told(bench)) == len(handles))
+        await bench.until(lambda: len(events(bench)) == len(handles))
     assert bench.driver.calls["uuid of a stranger"] == len(handles)
 
 
@@ -207,18 +202,9 @@ async def test_a_handle_from_before_the_driver_was_closed_is_not_asked_about_aft
         await bench.monitor.release(frozenset({bench.uuids[1]}))
         bench.monitor.look_now()
         await bench.turned(1)
-    assert not told(bench)
+    assert not events(bench)
     assert not bench.driver.calls["uuid of a stranger"]
     assert "before it reported the GPUs of some events, dropped: 1" in caplog.text
-
-
-async def test_what_else_the_driver_reports_is_no_line_for_people(caplog):
-    caplog.set_level("DEBUG")
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    await deliver(bench, Event(bench.driver.handle_by_index(6), 0x4000, 0))
-    (record,) = [record for record in caplog.records if "driver event" in record.getMessage()]
-    assert record.levelname == "DEBUG"
 
 
 async def test_events_of_unknown_handles_are_kept_up_to_a_number(monkeypatch):
@@ -227,25 +213,23 @@ async def test_events_of_unknown_handles_are_kept_up_to_a_number(monkeypatch):
     await bench.monitor.open()
     bench.driver.whose = bench.uuids[1]
     await deliver(bench, *[Event(STRANGE, XID, number) for number in range(1, 11)])
-    assert told(bench) == [(1, XidEvent(number)) for number in (7, 8, 9, 10)]
+    assert events(bench) == [(1, XidEvent(number)) for number in (7, 8, 9, 10)]
 
 
-async def test_every_gpu_is_told_that_nothing_is_heard_and_that_it_is_again():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
+async def test_failed_waits_and_their_end_are_reported_for_every_gpu():
+    async with Bench().watching(rounds=0) as bench:
         await bench.until(lambda: bench.driver.calls["wait"])
         bench.node.refuse("wait", Return.UNKNOWN, times=3)
-        await bench.until(lambda: EventDelivery() in bench.of(7) and len(told(bench)) == 16)
+        await bench.until(lambda: EventDelivery() in bench.of(7) and len(events(bench)) == 16)
     why = "nvmlEventSetWait_v2: unknown (999)"
-    assert told(bench) == [
+    assert events(bench) == [
         *[(gpu, EventDelivery(why)) for gpu in range(8)],
         *[(gpu, EventDelivery()) for gpu in range(8)],
     ]
 
 
 class Stuck(SimulatedDriver):
-    """A wait that holds its thread until let go."""
+    """A driver whose wait holds its thread until `free` is set."""
 
     free = threading.Event()
     holding = False
@@ -256,18 +240,16 @@ class Stuck(SimulatedDriver):
         return super().wait(events, timeout_ms)
 
 
-async def test_a_wait_that_does_not_come_back_makes_deaf_too():
+async def test_a_wait_that_does_not_return_is_reported():
     bench = Bench(timeout=0.1, driver=Stuck)
     bench.driver.free = threading.Event()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with bench.watching():
         bench.driver.holding = True
-        await bench.until(lambda: any(isinstance(seen, EventDelivery) and seen.trouble for _, seen in told(bench)))
+        await bench.until(lambda: any(isinstance(seen, EventDelivery) and seen.trouble for _, seen in events(bench)))
         bench.driver.holding = False
         bench.driver.free.set()
         await bench.until(lambda: bench.of(7).count(EventDelivery()) == 1)
-    assert [seen.trouble for gpu, seen in told(bench) if gpu == 0] == [
+    assert [seen.trouble for gpu, seen in events(bench) if gpu == 0] == [
         "the call that waits for them has not returned",
         "",
     ]

@@ -1,4 +1,4 @@
-"""What the host's word on bindings means: who has vanished, and when the driver is worth opening again."""
+"""The bindings that the host lists show which GPUs vanished, and when to open the driver again."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def opened(told, gpus):
 
 
 def tries(bus, gpus, rounds):
-    """The rounds in which the driver is opened again, each time in vain."""
+    """Return the rounds in which the driver is opened again, if no opening helps."""
     found = []
     for now in range(1, rounds):
         if bus.due_bus_ids(gpus, now):
@@ -35,14 +35,14 @@ def tries(bus, gpus, rounds):
     ("told", "handle", "binding", "vanished"),
     [
         ({ONE: 1, TWO: 2}, 1, None, False),
-        ({TWO: 2}, 1, 1, True),  # it was told of before
+        ({TWO: 2}, 1, 1, True),  # the host listed it before
         ({}, 1, 1, True),
-        ({TWO: 2}, None, None, True),  # others are told of, and it does not answer
-        ({TWO: 2}, 1, None, False),  # it answers: a host that never told of it is mistaken
-        ({}, None, None, False),  # a host that tells of none
+        ({TWO: 2}, None, None, True),  # the host lists others, and it does not answer
+        ({TWO: 2}, 1, None, False),  # it answers, so the host that never listed it is wrong
+        ({}, None, None, False),  # a host that lists no GPU
     ],
 )
-def test_who_has_vanished(told, handle, binding, vanished):
+def test_gpus_that_have_vanished(told, handle, binding, vanished):
     assert Bindings(told).vanished(watched(ONE, handle=handle, binding=binding)) is vanished
 
 
@@ -56,23 +56,20 @@ def test_bus_ids_are_compared_in_either_case():
     assert not Bindings({ONE: 7}).vanished(Watched(gpu, None))
 
 
-def test_nothing_is_news_while_all_is_well():
-    gpus = [watched(ONE), watched(TWO)]
-    bus = opened({ONE: 1, TWO: 2}, gpus)
-    assert tries(bus, gpus, 200) == []
+@pytest.mark.parametrize(
+    ("listed", "gpus"),
+    [
+        ({ONE: 1, TWO: 2}, [watched(ONE), watched(TWO)]),
+        ({}, [watched(ONE, handle=None)]),
+        ({ONE: 1, TWO: 2}, [watched(ONE, handle=None, asked_under=1), watched(TWO)]),  # lost under the same binding
+        ({ONE: 1, TWO: 2}, [watched(ONE), Watched(Gpu(f"{PLACEHOLDER}1", 1), None)]),  # its bus id is not known
+    ],
+)
+def test_no_opening_is_due_for_known_bindings(listed, gpus):
+    assert tries(opened(listed, gpus), gpus, 1000) == []
 
 
-def test_a_host_that_tells_nothing_has_no_news():
-    gpus = [watched(ONE, handle=None)]
-    assert tries(opened({}, gpus), gpus, 200) == []
-
-
-def test_a_lost_gpu_is_no_news_while_its_binding_stays():
-    gpus = [watched(ONE, handle=None, asked_under=1), watched(TWO)]
-    assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 200) == []
-
-
-def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more_rarely():
+def test_an_opening_for_an_unknown_gpu_is_due_at_once_and_then_less_often():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1}, gpus)
     bus.bindings = {ONE: 1, NEW: 5}
@@ -81,7 +78,7 @@ def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more
     assert len(tries(opened({ONE: 1, NEW: 5}, gpus), gpus, 1000)) == MAX_TRIES - 1, "the first opening counts"
 
 
-def test_a_gpu_that_was_found_is_news_no_more():
+def test_no_further_opening_is_due_for_a_gpu_that_was_found():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1}, gpus)
     bus.bindings = {ONE: 1, NEW: 5}
@@ -91,7 +88,7 @@ def test_a_gpu_that_was_found_is_news_no_more():
     assert tries(bus, gpus, 1000) == []
 
 
-def test_another_binding_of_what_was_given_up_on_is_news_again():
+def test_another_binding_makes_an_opening_due_again():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1, NEW: 5}, gpus)
     tries(bus, gpus, 1000)
@@ -99,7 +96,7 @@ def test_another_binding_of_what_was_given_up_on_is_news_again():
     assert bus.due_bus_ids(gpus, 1000) == (NEW,)
 
 
-def test_a_gpu_bound_anew_is_news_once_it_has_not_answered_under_that_binding():
+def test_an_opening_is_due_once_a_gpu_did_not_answer_under_its_new_binding():
     gpu = watched(ONE, handle=None, asked_under=1)
     gpus = [gpu, watched(TWO)]
     bus = opened({ONE: 1, TWO: 2}, gpus)
@@ -112,7 +109,7 @@ def test_a_gpu_bound_anew_is_news_once_it_has_not_answered_under_that_binding():
     assert bus.due_bus_ids(gpus, 2000) == ()
 
 
-def test_a_gpu_that_came_back_and_is_lost_later_is_no_news():
+def test_no_opening_is_due_for_a_gpu_that_is_lost_again():
     gpu = watched(ONE, handle=None, asked_under=8)
     bus = opened({TWO: 2}, [gpu])
     bus.bindings = {ONE: 8, TWO: 2}
@@ -124,10 +121,8 @@ def test_a_gpu_that_came_back_and_is_lost_later_is_no_news():
     assert tries(bus, [gpu, watched(TWO)], 1000) == []
 
 
-def test_bindings_of_gpus_that_do_not_say_their_bus_id_are_no_news():
-    nameless = Watched(Gpu(f"{PLACEHOLDER}1", 1), None)
-    gpus = [watched(ONE), nameless]
-    assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 1000) == []
+def test_a_new_binding_makes_all_bindings_without_a_known_gpu_due():
+    gpus = [watched(ONE), Watched(Gpu(f"{PLACEHOLDER}1", 1), None)]
     bus = opened({ONE: 1, TWO: 2}, gpus)
     bus.bindings = {ONE: 1, TWO: 2, NEW: 3}
     assert set(bus.due_bus_ids(gpus, 1)) == {TWO, NEW}

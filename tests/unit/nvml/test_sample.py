@@ -20,7 +20,7 @@ FIELDS = (
     - {"fault", "detail", "binding", "counting", "asked", "refused", "opening"}
     - {"unknown"}
 )
-"""What of a sample the driver is asked for."""
+"""Fields of a sample that the driver reports."""
 
 BY_FIELD_ALONE = {reading.name for reading in READINGS} - set(FUNCTIONS)
 
@@ -47,7 +47,7 @@ CALLS = {
     "power_limit": {"power_limit"},
     "field_values": BY_FIELD_ALONE,
 }
-"""The calls of the port that a full look makes at a part that answers no field which has a function, and what is made of each."""
+"""The calls of a full look at a part that answers by functions, and the fields of each call."""
 
 HANDLE = Handle(0x7F00_1234_5000)
 
@@ -89,13 +89,13 @@ WHOLE = Sample(
     vgpu_licensed=False,
     binding=5,
 )
-"""What the part below says: most fields are 1000 more than their ids, and of each further link 100 more."""
+"""The answers of `Part`: most fields are 1000 more than their ids, with 100 more for each further link."""
 
 
 class Part:
-    """A driver whose GPU answers everything, as no part does.
+    """A driver whose GPU answers every call.
 
-    `refusals` are codes by call, `field_refusals` by field; `asked` are the calls made, `fields` those asked for last.
+    `refusals` are codes by call, `field_refusals` by field. `asked` are the calls made, `fields` the last requested fields.
     """
 
     def __init__(self):
@@ -163,7 +163,7 @@ def part():
 
 
 class Machine:
-    """A simulated GPU as it was probed, with its driver open."""
+    """A probed GPU of a simulated node with an open driver."""
 
     def __init__(self, name="hgx-h100"):
         self.node = SimulatedNode(profile.load(name), wall_clock=lambda: 5000.0)
@@ -183,8 +183,24 @@ def machine():
     return Machine()
 
 
+def answering(monkeypatch, machine, odd):
+    """Let fields of the GPU have these values or errors by number. Return the mapping, which a test may change."""
+    real = machine.driver.field_values
+
+    def values(handle, fields):
+        answers = zip(fields, real(handle, fields), strict=True)
+        return tuple(odd.get(field.number, value) for field, value in answers)
+
+    monkeypatch.setattr(machine.driver, "field_values", values)
+    return odd
+
+
+NOT_SUPPORTED = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
+UNKNOWN = NvmlError(Return.UNKNOWN, "nvmlDeviceGetFieldValues")
+
+
 def without(names, *, refused=False):
-    """The sample without these fields; `refused`: for another reason than lack of support."""
+    """Return the sample without these fields. With `refused`, not for lack of support."""
     unsaid: dict[str, Any] = dict.fromkeys(names)
     of = frozenset(names) if refused else frozenset()
     return msgspec.structs.replace(WHOLE, **unsaid, refused=CORE & of, unknown=ACTION & of)
@@ -193,7 +209,7 @@ def without(names, *, refused=False):
 # What is asked
 
 
-def test_a_sample_has_everything_that_a_gpu_can_say(part):
+def test_a_sample_has_every_reading_of_a_gpu(part):
     assert part.see() == (WHOLE, frozenset())
     assert sorted(part.asked) == sorted(CALLS), "and costs one call each"
 
@@ -211,14 +227,14 @@ def test_every_field_of_a_sample_is_asked_for():
     assert plan(frozenset(), LINKS, frozenset()).asked == FIELDS
 
 
-def test_what_nvml_wants_to_know_the_link_of_is_asked_link_by_link(part):
+def test_fields_of_links_are_read_for_each_link(part):
     part.see(answered=PROBED)
     for number in LINK_FIELDS:
         assert [field.scope for field in part.fields if field.number == number] == list(range(LINKS))
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_to_be_skipped_is_not_asked_for(part, call):
+def test_skipped_fields_are_not_read(part, call):
     seen, unsupported = part.see(CALLS[call])
     assert seen == without(CALLS[call])
     assert unsupported == frozenset()
@@ -232,7 +248,7 @@ def test_a_field_to_be_skipped_leaves_the_others_alone(part, reading):
     assert not {field.number for field in part.fields} & set(reading.numbers)
 
 
-def test_a_gpu_that_says_nothing_at_all_is_asked_who_it_is_and_nothing_more(part):
+def test_a_gpu_without_any_reading_is_asked_for_its_uuid(part):
     part.refusals = dict.fromkeys(CALLS, Return.NOT_SUPPORTED)
     seen, unsupported = part.see()
     assert (seen, unsupported) == (Sample(binding=5), frozenset(FIELDS))
@@ -283,13 +299,13 @@ def test_after_the_last_turn_the_first_comes_again(machine, turn):
     assert first == again == much_later
 
 
-def test_a_question_of_the_probe_that_was_refused_is_asked_again_by_steady_looks_too(machine):
+def test_steady_looks_repeat_refused_calls_of_the_probe(machine):
     machine.gpu = msgspec.structs.replace(machine.gpu, minor=None, unsettled=frozenset({"minor"}))
     found = [machine.look(full=False, turn=turn).gpu for turn in range(TURNS)]
     assert [each.minor for each in found].count(0) == 1
 
 
-def test_what_a_fault_shows_in_at_once_is_asked_every_time_on_an_h100_with_eight_gpus():
+def test_readings_that_show_a_fault_are_read_every_time():
     machine = Machine()
     skip = machine.look().unsupported
     at_once = {"temperature", "energy", "recovery_action", "ecc_uncorrected", "remap_pending", "remap_failure"}
@@ -311,7 +327,7 @@ def test_a_plan_promises_no_fewer_calls_than_it_makes():
             assert len(part.asked) <= calls
 
 
-def test_a_fault_is_told_by_a_steady_look_as_by_any(machine):
+def test_a_steady_look_reports_a_fault(machine):
     machine.node.lose(0)
     found = machine.look(full=False, turn=3)
     assert (found.sample.fault, found.sample.asked, found.gpu) == (Fault.LOST, None, machine.gpu)
@@ -332,20 +348,18 @@ def test_the_first_look_after_an_opening_asks_for_persistence_mode_in_any_turn(m
     assert machine.look(opening=4711, full=False, turn=turn, counting=None).sample.counting == 0
 
 
+@pytest.mark.parametrize("odd", ["refused", "all ones"])
 @pytest.mark.parametrize(("before", "known"), [(None, 4711), (0, 0), (4710, 4710)])
-def test_a_persistence_mode_that_is_not_told_now_is_what_it_was(machine, before, known):
-    machine.node.refuse("persistence_mode", Return.UNKNOWN)
+def test_a_persistence_mode_that_is_unknown_now_is_what_it_was(machine, monkeypatch, odd, before, known):
+    if odd == "refused":
+        machine.node.refuse("persistence_mode", Return.UNKNOWN)
+    else:
+        monkeypatch.setattr(machine.driver, "persistence_mode", lambda _: None)
     found = machine.look(opening=4711, counting=before)
     assert (found.sample.counting, "counting" in found.unsupported) == (known, False)
 
 
-def test_a_persistence_mode_that_is_all_ones_is_what_it_was(machine, monkeypatch):
-    monkeypatch.setattr(machine.driver, "persistence_mode", lambda _: None)
-    for before in (0, 7):
-        assert machine.look(counting=before).sample.counting == before
-
-
-def test_a_persistence_mode_that_is_never_told_is_asked_for_once(machine):
+def test_an_unsupported_persistence_mode_is_read_once(machine):
     machine.node.refuse("persistence_mode", Return.NOT_SUPPORTED)
     found = machine.look(opening=4711, counting=0)
     assert (found.sample.counting, "counting" in found.unsupported) == (4711, True)
@@ -358,14 +372,14 @@ def test_a_persistence_mode_that_is_never_told_is_asked_for_once(machine):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_a_part_never_says_is_no_fault_and_is_named(part, call):
+def test_unsupported_fields_are_no_fault_and_are_named(part, call):
     for code in UNSUPPORTED:
         part.refusals[call] = code
         assert part.see() == (without(CALLS[call]), frozenset(CALLS[call])), code
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_one_strange_answer_makes_no_gpu_unreadable_and_is_asked_for_again(part, call):
+def test_one_odd_answer_is_no_fault_and_is_read_again(part, call):
     for code in (Return.TIMEOUT, Return.INVALID_ARGUMENT, 20, 4711):
         part.refusals[call] = code
         seen, unsupported = part.see()
@@ -399,7 +413,7 @@ def test_a_gpu_or_a_driver_out_of_reach_is_a_fault_with_the_drivers_words(part, 
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_an_unknown_error_is_the_gpus_where_every_gpu_answers_and_the_questions_elsewhere(part, call):
+def test_an_unknown_error_of_a_core_reading_is_a_fault(part, call):
     part.refusals[call] = Return.UNKNOWN
     seen, unsupported = part.see()
     assert unsupported == frozenset()
@@ -410,9 +424,10 @@ def test_an_unknown_error_is_the_gpus_where_every_gpu_answers_and_the_questions_
         assert seen == without(CALLS[call], refused=True)
 
 
-def test_a_driver_that_is_not_loaded_is_a_fault_where_fields_with_the_energy_are_refused(part):
-    part.refusals["field_values"] = Return.DRIVER_NOT_LOADED
-    assert part.see(answered=PROBED)[0].fault is Fault.DRIVER
+@pytest.mark.parametrize(("code", "kind"), [(Return.DRIVER_NOT_LOADED, Fault.DRIVER), (Return.UNKNOWN, Fault.ERROR)])
+def test_refused_fields_are_a_fault_if_the_energy_is_among_them(part, code, kind):
+    part.refusals["field_values"] = code
+    assert part.see(answered=PROBED)[0].fault is kind
     assert part.see({"energy"}, answered=PROBED)[0].fault is Fault.NONE
 
 
@@ -456,12 +471,6 @@ def test_a_flag_that_is_all_ones_is_unknown_and_no_fault(part, number, name, odd
     assert (seen.fault, unsupported) == (Fault.NONE, frozenset())
 
 
-def test_fields_that_are_refused_as_unknown_are_the_gpus_trouble_where_its_energy_is_among_them(part):
-    part.refusals["field_values"] = Return.UNKNOWN
-    assert part.see(answered=PROBED)[0].fault is Fault.ERROR
-    assert part.see({"energy"}, answered=PROBED)[0].fault is Fault.NONE
-
-
 def test_a_gpu_that_answers_no_question_is_unreadable(part):
     part.refusals = dict.fromkeys(CALLS, Return.INVALID_ARGUMENT)
     seen, unsupported = part.see()
@@ -472,7 +481,7 @@ def test_a_gpu_that_answers_no_question_is_unreadable(part):
 
 
 @pytest.mark.parametrize("code", sorted(UNSUPPORTED))
-def test_nothing_is_learnt_of_a_gpu_that_is_unreadable(part, code):
+def test_an_unreadable_gpu_has_no_unsupported_fields(part, code):
     part.refusals = dict.fromkeys(CALLS, code) | {"pcie_link": Return.TIMEOUT}
     seen, unsupported = part.see()
     assert (seen.fault, unsupported) == ("error", frozenset())
@@ -500,7 +509,7 @@ def test_a_sum_that_lacks_a_part_is_no_smaller_number_and_only_lack_of_support_i
             continue
         never = code in {*UNSUPPORTED, Return.INVALID_ARGUMENT}
         gaps = {reading.name}
-        if reading.name == "nvlinks":  # nothing tells then that link 1 is down; its counters answered all the same
+        if reading.name == "nvlinks":  # then it is not known that link 1 is down, but its counters answered
             assert seen.nvlink_crc_errors == WHOLE.nvlink_crc_errors
         assert (seen, unsupported) == (without(gaps, refused=not never), frozenset(gaps if never else ())), code
 
@@ -542,7 +551,7 @@ def test_any_refusal_can_be_made_a_fault():
 
 
 @pytest.mark.parametrize("name", profile.names())
-def test_what_a_part_never_says_is_learnt_in_one_look(name):
+def test_one_look_finds_all_unsupported_fields(name):
     machine = Machine(name)
     first = machine.look()
     assert first.sample.fault == ""
@@ -561,25 +570,20 @@ def test_what_a_part_never_says_is_learnt_in_one_look(name):
 
 @pytest.mark.parametrize("number", [230, 214])
 def test_a_field_that_answered_the_probe_is_supported_even_if_it_is_refused_once(machine, monkeypatch, number):
-    real = machine.driver.field_values
-
-    def some(handle, fields):
-        answers = zip(fields, real(handle, fields), strict=True)
-        refusal = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
-        return tuple(refusal if field.number == number else value for field, value in answers)
-
     name = next(reading.name for reading in READINGS if number in reading.numbers)
-    monkeypatch.setattr(machine.driver, "field_values", some)
+    answering(monkeypatch, machine, {number: NOT_SUPPORTED})
     found = machine.look()
     assert getattr(found.sample, name) is None
     assert name not in found.unsupported
-    machine.probe()  # which finds no answer either
+    machine.probe()  # it finds no answer either
     assert name in machine.look().unsupported
 
 
-def test_a_gpu_that_is_cut_is_not_asked_for_its_rows_until_it_is_whole_again():
-    machine = Machine("h100-mig-single")
-    assert machine.gpu.mig_devices
+@pytest.mark.parametrize("name", ["h100-mig-single", "hgx-h100"])
+def test_a_partitioned_gpu_does_not_report_its_rows_until_it_is_whole_again(name):
+    machine = Machine(name)
+    if not machine.gpu.mig_devices:
+        machine.node.partition(0, ["3g.40gb"])  # between two looks
     found = machine.look()
     assert found.sample.remap_pending is found.sample.remap_failure is None
     assert not {"remap_pending", "remap_failure"} & found.unsupported
@@ -591,16 +595,7 @@ def test_a_gpu_that_is_cut_is_not_asked_for_its_rows_until_it_is_whole_again():
     assert machine.look(found.unsupported).sample.remap_pending is False
 
 
-def test_a_gpu_that_is_cut_between_two_looks_has_not_unlearnt_to_tell_of_its_rows(machine):
-    machine.node.partition(0, ["3g.40gb"])
-    found = machine.look()
-    assert found.sample.remap_pending is None
-    assert not {"remap_pending", "remap_failure"} & found.unsupported
-    machine.node.partition(0, None)
-    assert machine.look(found.unsupported).sample.remap_pending is False
-
-
-def test_what_was_learnt_of_a_gpu_whose_partition_is_untold_is_learnt(machine):
+def test_unsupported_fields_are_found_without_the_partition(machine):
     machine.node.refuse("mig_mode", Return.UNKNOWN)
     found = machine.look()
     assert found.partition_trouble
@@ -630,7 +625,7 @@ def test_a_lost_gpu_is_lost_and_still_bound(machine):
 # What stays open
 
 
-def test_what_the_probe_was_not_told_for_the_moment_is_asked_again_on_full_looks(machine, caplog):
+def test_full_looks_repeat_refused_calls_of_the_probe(machine, caplog):
     whole = machine.gpu
     for call in ("temperature_threshold", "field_values", "name", "nvlink_states"):
         machine.node.refuse(call, Return.UNKNOWN)
@@ -650,7 +645,7 @@ def test_what_the_probe_was_not_told_for_the_moment_is_asked_again_on_full_looks
     assert machine.driver.calls["temperature_threshold"] == 0
 
 
-def test_one_limit_that_is_not_told_for_the_moment_keeps_the_others(machine, monkeypatch):
+def test_one_refused_limit_keeps_the_others(machine, monkeypatch):
     real, refused = machine.driver.temperature_threshold, {Threshold.SHUTDOWN}
 
     def limit(handle, kind):
@@ -667,26 +662,16 @@ def test_one_limit_that_is_not_told_for_the_moment_keeps_the_others(machine, mon
     assert machine.gpu.unsettled == {"thresholds"}
 
 
-def test_a_field_that_was_answered_once_stays_known_while_others_are_asked_again(machine, monkeypatch):
-    real, refused = machine.driver.field_values, {230, 193}
-
-    def some(handle, fields):
-        answers = zip(fields, real(handle, fields), strict=True)
-        refusal = NvmlError(Return.UNKNOWN, "nvmlDeviceGetFieldValues")
-        return tuple(refusal if field.number in refused else value for field, value in answers)
-
+def test_a_field_that_was_answered_once_stays_known_while_others_are_read_again(machine, monkeypatch):
     whole = machine.gpu
-    monkeypatch.setattr(machine.driver, "field_values", some)
+    odd = answering(monkeypatch, machine, {230: UNKNOWN, 193: UNKNOWN})
     machine.probe()
     assert machine.gpu.unsettled == {"fields"}
     assert machine.gpu.fields == whole.fields - {230, 193}
-    refused = {180, 194}
-    machine.gpu = machine.look().gpu
-    assert (machine.gpu.fields, machine.gpu.margins, machine.gpu.unsettled) == (
-        whole.fields,
-        whole.margins,
-        frozenset(),
-    )
+    odd.clear()
+    odd |= {180: UNKNOWN, 194: UNKNOWN}
+    found = machine.look().gpu
+    assert (found.fields, found.margins, found.unsettled) == (whole.fields, whole.margins, frozenset())
 
 
 def test_a_gpu_lost_while_it_is_asked_again_is_as_it_was(machine):
@@ -703,37 +688,20 @@ def test_a_part_without_nvlinks_is_not_asked_of_them_again():
     assert not {"nvlink_crc_errors", "nvlink_failed_recoveries"} & bare.unsupported
 
 
-def test_a_core_reading_that_answered_the_probe_and_is_refused_now_is_no_answer(machine, monkeypatch):
-    real = machine.driver.field_values
-
-    def some(handle, fields):
-        refusal = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
-        answers = zip(fields, real(handle, fields), strict=True)
-        return tuple(refusal if field.number == 83 else value for field, value in answers)
-
-    assert machine.look().sample.core_answered
-    monkeypatch.setattr(machine.driver, "field_values", some)
-    assert machine.look().sample.refused == {"energy"}
-
-
-@pytest.mark.parametrize("odd", [NvmlError(Return.NOT_SUPPORTED, "x"), NvmlError(Return.UNKNOWN, "x"), 2**32 - 1])
-def test_a_recovery_action_that_answered_the_probe_and_does_not_now_is_unknown(machine, monkeypatch, odd):
-    real = machine.driver.field_values
-    assert machine.look().sample.unknown == frozenset()
-    monkeypatch.setattr(
-        machine.driver,
-        "field_values",
-        lambda handle, fields: tuple(
-            odd if field.number == 230 else value for field, value in zip(fields, real(handle, fields), strict=True)
-        ),
-    )
+@pytest.mark.parametrize("odd", [NOT_SUPPORTED, UNKNOWN, 2**32 - 1])
+def test_readings_that_answered_the_probe_and_do_not_now_are_unknown(machine, monkeypatch, odd):
+    good = machine.look().sample
+    assert (good.core_answered, good.unknown) == (True, frozenset())
+    answers = answering(monkeypatch, machine, {230: odd})
     found = machine.look()
     assert (found.sample.recovery_action, found.sample.unknown) == (None, ACTION)
     assert "recovery_action" not in found.unsupported
+    answers |= {83: NOT_SUPPORTED}
+    assert machine.look().sample.refused == {"energy"}
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_where_health_is_not_judged_the_core_readings_are_asked_for_and_no_others(machine, full):
+def test_without_health_checks_looks_read_only_the_core(machine, full):
     seen = machine.look(full=full, judging=False).sample
     assert (seen.asked, seen.core_answered) == (CORE, True)
     assert not seen.asked_for("recovery_action")

@@ -18,7 +18,7 @@ def polled(at=100.0):
     return made
 
 
-def test_a_poll_is_everyones_and_asks_what_is_due_of_one_in_full():
+def test_a_poll_looks_at_all_gpus_and_includes_full_looks_that_are_due():
     made = polled()
     made.one("a", 150.0)
     assert made.next() == 100.0
@@ -28,7 +28,7 @@ def test_a_poll_is_everyones_and_asks_what_is_due_of_one_in_full():
     assert made.next() == 200.0, "what was due of one is done with everyone's"
 
 
-def test_who_asks_for_everyone_gets_everyone_in_full_and_once():
+def test_a_request_for_all_gpus_is_one_full_turn():
     made = polled()
     made.everyone(-math.inf)
     made.one("a", 50.0)
@@ -36,7 +36,7 @@ def test_who_asks_for_everyone_gets_everyone_in_full_and_once():
     assert made.next() == 100.0
 
 
-def test_a_suspicion_is_its_own_gpus():
+def test_a_request_for_one_gpu_looks_at_that_gpu():
     made = polled()
     made.one("a", 2.0)
     made.one("a", 5.0)
@@ -46,7 +46,7 @@ def test_a_suspicion_is_its_own_gpus():
     assert made.take(3.0) == Turn(whole=False, full=frozenset("b"))
 
 
-def test_the_first_event_has_its_gpu_looked_at_at_once_and_more_of_them_once_a_second():
+def test_the_first_event_causes_a_look_at_once_and_later_events_one_a_second():
     made, looks = polled(1e9), []
     for tenth in range(100):
         now = 1.0 + tenth / 10
@@ -61,7 +61,7 @@ def test_the_first_event_has_its_gpu_looked_at_at_once_and_more_of_them_once_a_s
     assert all(later - earlier >= EVENT_GAP for earlier, later in pairwise(looks))
 
 
-def test_an_event_of_nobody_known_is_a_reason_to_look_at_everyone_once_a_second():
+def test_events_of_unknown_gpus_cause_a_look_at_all_gpus_once_a_second():
     made = polled()
     made.event_arrived(UNKNOWN_GPU, 1.0)
     assert made.take(1.0) == EVERYONE
@@ -77,7 +77,7 @@ def test_an_event_of_nobody_known_is_a_reason_to_look_at_everyone_once_a_second(
         max_size=60,
     )
 )
-def test_whatever_is_asked_for_is_done_in_time_and_events_of_one_are_no_others(steps):
+def test_requests_are_done_in_time_and_only_for_their_gpu(steps):
     made, now = polled(1e9), 0.0
     owed: dict[str, float] = {}
     for kind, uuid, passed in steps:

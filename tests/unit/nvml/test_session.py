@@ -26,7 +26,7 @@ async def calls():
 
 
 class Gated(SimulatedDriver):
-    """Holds the calls named here until let go."""
+    """A driver that holds these calls until its gate is opened."""
 
     def __init__(self, *held):
         super().__init__(SimulatedNode(profile.load("h200")))
@@ -59,7 +59,7 @@ async def test_a_session_opens_once_and_closes(calls):
 
 
 @pytest.mark.parametrize("call", ["open", "driver_version", "device_count"])
-async def test_a_session_that_cannot_be_opened_says_why_until_it_can(calls, call):
+async def test_a_session_has_the_trouble_of_a_failed_opening_until_it_opens(calls, call):
     driver = Gated()
     driver._node.refuse(call, Return.LIB_RM_VERSION_MISMATCH, times=1)
     session = DriverSession(driver, calls)
@@ -72,13 +72,13 @@ async def test_a_session_that_cannot_be_opened_says_why_until_it_can(calls, call
     assert session.trouble == ""
 
 
-async def test_a_driver_that_does_not_say_which_cuda_it_is_good_for_is_open_all_the_same(calls):
+async def test_a_driver_without_a_cuda_version_is_open(calls):
     driver = Gated()
     driver._node.refuse("cuda_version", Return.FUNCTION_NOT_FOUND)
     assert await DriverSession(driver, calls).open(LONG) == ("580.159.04", 1, None)
 
 
-async def test_an_opening_that_hangs_is_one_however_often_it_is_asked_for(calls):
+async def test_there_is_one_opening_at_a_time(calls):
     driver = Gated("open")
     session = DriverSession(driver, calls)
     for _ in range(2):
@@ -91,7 +91,7 @@ async def test_an_opening_that_hangs_is_one_however_often_it_is_asked_for(calls)
     assert driver.calls == {"open": 1, "close": 1}
 
 
-async def test_a_closing_that_hangs_is_one_and_keeps_the_driver_from_being_opened(calls):
+async def test_there_is_one_closing_at_a_time_and_no_opening_during_it(calls):
     driver = Gated("close")
     session = DriverSession(driver, calls)
     await session.open(LONG)
@@ -118,7 +118,7 @@ async def test_a_session_is_closed_at_last_once_the_call_under_way_is_over(calls
     assert await session.close_at_last(LONG)
 
 
-async def test_a_closing_that_is_refused_is_a_closing(calls):
+async def test_a_refused_closing_counts_as_closed(calls):
     driver = Gated()
     driver._node.refuse("close", Return.UNINITIALIZED)
     session = DriverSession(driver, calls)
@@ -127,7 +127,7 @@ async def test_a_closing_that_is_refused_is_a_closing(calls):
     assert not session.holds
 
 
-async def test_it_is_not_closed_while_a_call_to_it_is_under_way_whoever_has_given_up_on_it(calls):
+async def test_the_driver_is_not_closed_during_a_call(calls):
     driver, gate = Gated(), Gate()
     session = DriverSession(driver, calls)
     await session.open(LONG)
@@ -142,7 +142,7 @@ async def test_it_is_not_closed_while_a_call_to_it_is_under_way_whoever_has_give
 
 
 @pytest.mark.parametrize(("refusals", "attempts"), [(1, 2), (3, 4), (9, 4)])
-async def test_an_opening_that_is_refused_is_tried_again_before_it_is_told(calls, refusals, attempts):
+async def test_a_refused_opening_is_repeated_before_it_is_reported(calls, refusals, attempts):
     driver = Gated()
     driver._node.refuse("open", Return.UNKNOWN, times=refusals)
     session = DriverSession(driver, calls)
@@ -155,7 +155,7 @@ async def test_an_opening_that_is_refused_is_tried_again_before_it_is_told(calls
     assert bool(session.trouble) is not session.is_open
 
 
-async def test_a_question_that_hangs_is_asked_once_however_often_it_is_opened(calls):
+async def test_a_call_that_hangs_during_openings_is_made_once(calls):
     class Uncounted(Gated):
         def device_count(self):
             self.gate()
@@ -172,7 +172,7 @@ async def test_a_question_that_hangs_is_asked_once_however_often_it_is_opened(ca
     assert await session.open(LONG) == ("580.159.04", 1, (13, 0))
 
 
-async def test_an_answer_of_the_opening_before_is_none_of_the_next(calls):
+async def test_answers_of_an_earlier_opening_do_not_count(calls):
     class Counting(Gated):
         def device_count(self):
             self.gate()

@@ -1,4 +1,4 @@
-"""Whose events are heard, whatever befalls the event set or one of the GPUs in it."""
+"""Events of each GPU arrive although the event set or a GPU in it fails."""
 
 import threading
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ XID = EventType.XID_CRITICAL
 class ByTheHeader(SimulatedDriver):
     """Of the event set as nvml.h has it: a wait fails while a GPU of it is lost; UNKNOWN to a registration undoes it.
 
-    `lost` are the handles of GPUs that are lost to the wait alone, though they answer whatever else they are asked.
+    `lost` are handles of GPUs that only the wait reports as lost.
     """
 
     def __init__(self, node):
@@ -61,7 +61,7 @@ class ByTheHeader(SimulatedDriver):
                     raise NvmlError(Return.GPU_IS_LOST, "nvmlEventSetWait_v2")
             event = super().wait(events, timeout_ms)
             if events in self.undefined:
-                raise NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2")  # nothing is heard of it
+                raise NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2")  # no event of it arrives
             return event
         finally:
             self.waiting.discard(events)
@@ -71,130 +71,114 @@ class ByTheHeader(SimulatedDriver):
         super().close()
 
 
-def deliveries(bench, gpu, since=0):
-    return [seen.trouble for seen in bench.of(gpu, since) if isinstance(seen, EventDelivery)]
-
-
-async def heard(bench, gpu, xid=95):
-    """That an Xid of the GPU is heard."""
+async def arrives(bench, gpu, xid=95):
+    """Post an Xid of the GPU, which must arrive."""
     since = len(bench.seen)
     assert bench.node.post(gpu, XID, xid) >= 1
     await bench.until(lambda: XidEvent(xid) in bench.of(gpu, since))
 
 
-async def test_a_lost_gpu_makes_no_other_deaf_and_is_heard_again_once_it_answers():
-    bench = Bench(driver=ByTheHeader)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.lose(2)
-        await bench.until(lambda: "lost" in bench.faults(2))
+async def test_a_lost_gpu_stops_only_its_own_events_until_it_answers():
+    async with Bench(driver=ByTheHeader).watching() as bench:
+        await bench.lose(2)
         await bench.until_turned(lambda: bench.driver.calls["event_set"] >= 2)
-        await heard(bench, 5)
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await arrives(bench, 5)
+        await bench.heal(2)
         await bench.until_turned(lambda: any(len(each) == 8 for each in bench.driver.members.values()))
-        await heard(bench, 2)
+        await arrives(bench, 2)
         assert len(bench.driver.members) == 1, "what is replaced is freed"
         await bench.monitor.release(None)
         assert bench.driver.members == {}
     assert bench.driver.freed_under == 0
-    assert not any(deliveries(bench, gpu)[-1:] not in ([], [""]) for gpu in range(8))
+    assert not any(bench.deliveries(gpu)[-1:] not in ([], [""]) for gpu in range(8))
 
 
-async def test_a_gpu_that_is_lost_to_the_wait_alone_is_found_by_trying_each():
+async def test_a_gpu_that_only_the_wait_reports_as_lost_is_found_by_trials():
     bench = Bench(driver=ByTheHeader)
     await bench.monitor.open()
     bad = bench.driver.handle_by_index(4)
     async with bench.running():
         await bench.rounds()
         bench.driver.lost.add(bad)
-        await bench.until(lambda: any(deliveries(bench, 4)))
-        # What is in a set when it is replaced is gone with it.
+        await bench.until(lambda: any(bench.deliveries(4)))
+        # Events in a set that is replaced are lost.
         await bench.until_turned(lambda: [len(each - {bad}) for each in bench.driver.members.values()] == [7])
-        await heard(bench, 5)
-        assert [gpu for gpu in range(8) if any(deliveries(bench, gpu)[-1:])] == [4]
-        assert "lost" in deliveries(bench, 4)[-1]
+        await arrives(bench, 5)
+        assert [gpu for gpu in range(8) if any(bench.deliveries(gpu)[-1:])] == [4]
+        assert "lost" in bench.deliveries(4)[-1]
         bench.driver.lost.clear()
-        await bench.until(lambda: deliveries(bench, 4)[-1] == "")
-        await heard(bench, 4)
+        await bench.until(lambda: bench.deliveries(4)[-1] == "")
+        await arrives(bench, 4)
     assert bench.driver.freed_under == 0
 
 
-async def test_what_undid_event_sets_is_nothing_to_the_driver_that_is_opened_next():
+async def test_failed_event_sets_do_not_count_after_the_driver_was_opened_again():
     bench = Bench(driver=ByTheHeader)
     await bench.monitor.open()
     first, then = bench.driver.handle_by_index(3), bench.driver.handle_by_index(4)
     async with bench.running():
         await bench.rounds()
         bench.driver.lost.add(first)
-        await bench.until(lambda: any(deliveries(bench, 3)[-1:]))
+        await bench.until(lambda: any(bench.deliveries(3)[-1:]))
         await bench.until_turned(lambda: [len(each - {first}) for each in bench.driver.members.values()] == [7])
         bench.driver.lost.add(then)
-        await bench.until(lambda: any(deliveries(bench, 5)[-1:]))  # so many in a row: the next set waits
+        await bench.until(lambda: any(bench.deliveries(5)[-1:]))  # after several sets in a row, the next one waits
         bench.driver.lost.clear()
         await bench.monitor.release(None)
         since = len(bench.seen)
         await bench.monitor.resume(None)
-        await bench.until(lambda: deliveries(bench, 5)[-1] == "")
-        assert not any(deliveries(bench, 5, since))
-        await heard(bench, 5)
+        await bench.until(lambda: bench.deliveries(5)[-1] == "")
+        assert not any(bench.deliveries(5, since))
+        await arrives(bench, 5)
 
 
 @pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
-async def test_a_set_that_a_registration_undid_is_rebuilt_without_that_gpu(code):
+async def test_a_set_that_a_registration_broke_is_made_again_without_that_gpu(code):
     bench = Bench(driver=ByTheHeader)
     bench.driver.open()
     bench.driver.refusing[bench.driver.handle_by_index(3)] = code
     bench.driver.close()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with bench.watching():
         assert not bench.driver.undefined
         for gpu in (0, 2, 4, 7):
-            await heard(bench, gpu)
+            await arrives(bench, gpu)
         assert [
             gpu
             for gpu in range(8)
-            if any(deliveries(bench, gpu)) or bench.first.count((bench.uuids[gpu], EventDelivery())) > 1
+            if any(bench.deliveries(gpu)) or bench.first.count((bench.uuids[gpu], EventDelivery())) > 1
         ] in ([], [3])
         bench.driver.refusing.clear()
         await bench.until_turned(lambda: any(len(each) == 8 for each in bench.driver.members.values()))
-        await heard(bench, 3)
+        await arrives(bench, 3)
     assert bench.driver.freed_under == 0
 
 
-async def test_a_question_for_the_types_that_is_refused_once_costs_a_gpu_no_event():
+async def test_a_refused_read_of_event_types_is_repeated():
     bench = Bench()
     bench.node.refuse("supported_event_types", Return.UNKNOWN, gpu=6, times=2)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.until_turned(lambda: bench.driver.calls["register_events"] == 8)
-        await heard(bench, 6, 79)
+        await arrives(bench, 6, 79)
 
 
-async def test_where_one_type_too_many_is_wanted_xids_are_heard_all_the_same(caplog):
+async def test_xids_arrive_if_the_driver_refuses_other_types(caplog):
     class Choosy(SimulatedDriver):
         def register_events(self, handle, mask, events):
             if mask != XID:
                 raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceRegisterEvents")
             super().register_events(handle, mask, events)
 
-    bench = Bench(driver=Choosy)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        await heard(bench, 1, 79)
+    async with Bench(driver=Choosy).watching() as bench:
+        await arrives(bench, 1, 79)
     assert "too old" not in caplog.text
-    assert not any(any(deliveries(bench, gpu)) for gpu in range(8))
+    assert not any(any(bench.deliveries(gpu)) for gpu in range(8))
 
 
-async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_asked_is(caplog):
+async def test_a_failed_registration_is_reported_and_lack_of_support_is_not(caplog):
     bench = Bench()
     bench.node.refuse("register_events", Return.NOT_SUPPORTED, gpu=4)
     bench.node.refuse("supported_event_types", Return.GPU_IS_LOST, gpu=5)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2)
     told = [
         (uuid, seen.trouble)
@@ -207,7 +191,7 @@ async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_aske
     assert "it reports no events" not in caplog.text
 
 
-async def test_the_first_report_says_also_that_nothing_is_wrong_once_the_gpus_health_is_kept():
+async def test_the_first_report_of_each_gpu_follows_its_registration_with_health():
     reports_before = []
 
     def met(_: Sequence[Gpu]) -> None:
@@ -227,8 +211,7 @@ async def test_the_first_report_says_also_that_nothing_is_wrong_once_the_gpus_he
 async def test_nothing_is_reported_of_a_gpu_that_is_missing_until_it_returns():
     bench = Bench(remembered=remembered())
     bench.node.vanish(2)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2, [0, 7])
         assert bench.uuids[2] not in bench.event_deliveries
         bench.node.bring_back(2)
@@ -236,7 +219,7 @@ async def test_nothing_is_reported_of_a_gpu_that_is_missing_until_it_returns():
 
 
 class HoldingOne(ByTheHeader):
-    """Holds the registration of one GPU until let go, and says whether a set was freed under it."""
+    """Holds the registration of one GPU until `free` is set, and counts sets that are freed during it."""
 
     held = Handle(0)
 
@@ -263,26 +246,22 @@ async def test_a_set_under_a_registration_that_hangs_is_left_behind_and_freed_af
     bench.driver.held, bad = bench.driver.handle_by_index(1), bench.driver.handle_by_index(3)
     bench.driver.refusing[bad] = Return.UNKNOWN
     bench.driver.close()
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2, [0, 2, 3])
         assert bench.driver.inside <= bench.driver.members.keys(), "the one that it hangs in is not freed"
         for gpu in (0, 7):
-            await heard(bench, gpu)
+            await arrives(bench, gpu)
         mine = [seen for uuid, seen in [*bench.first, *bench.seen] if uuid == bench.uuids[1]]
         assert any(isinstance(seen, EventDelivery) and "has not answered" in seen.trouble for seen in mine)
         bench.driver.free.set()
         await bench.until_turned(lambda: not bench.driver.undefined & bench.driver.members.keys())
         await bench.until_turned(lambda: any(len(each) == 7 for each in bench.driver.members.values()))
-        await heard(bench, 1)
+        await arrives(bench, 1)
     assert bench.driver.freed_under == 0
 
 
-async def test_after_a_set_was_made_anew_every_gpu_is_looked_at_since_events_of_meanwhile_were_not_heard():
-    bench = Bench(driver=ByTheHeader, poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_after_a_new_set_every_gpu_is_looked_at():
+    async with Bench(driver=ByTheHeader, poll=NEVER).watching() as bench:
         since = len(bench.seen)
         bench.node.lose(2)
         await bench.until_turned(lambda: bench.driver.calls["event_set"] >= 2)

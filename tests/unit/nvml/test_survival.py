@@ -1,4 +1,4 @@
-"""What the monitor survives: whatever the driver raises, calls that are given up on midway, other settings; and its budget."""
+"""The monitor survives exceptions of the driver, canceled calls and other settings, and keeps its budget of calls."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ NOT_ASKED_BY_MONITORS = {"compute_mode", "set_compute_mode"}
 
 
 class Raising(SimulatedDriver):
-    """Raises what is no NvmlError from one call, so many times."""
+    """Raises another error than NvmlError from one call, `left` times."""
 
     call, error, left = "", OSError(5, "Input/output error"), 0
 
@@ -48,19 +48,16 @@ def broken(bench, call, times, error):
 
 
 @pytest.mark.parametrize("call", sorted(set(NVML_FUNCTIONS) - NOT_ASKED_BY_MONITORS))
-async def test_whatever_a_call_raises_once_or_for_long_looks_go_on(monkeypatch, call):
+async def test_looks_continue_after_any_exception_of_a_call(monkeypatch, call):
     monkeypatch.setattr(monitor, "CONFIRM", 0.0)
     monkeypatch.setattr(session, "PATIENCE", 0.0)
-    bench = Bench(driver=Raising, poll=0.001)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Raising, poll=0.001).watching() as bench:
         for times, error in ((1, OSError(5, "Input/output error")), (10_000, ValueError("what?"))):
             broken(bench, call, times, error)
-            bench.node.lose(2)  # for the sake of new handles
+            bench.node.lose(2)  # so that handles are looked up again
             await bench.turned(2)
             bench.node.heal(2)
-            bench.monitor._reopening.rebooted = True  # for the sake of a driver that is opened again
+            bench.monitor._reopening.rebooted = True  # so that the driver is opened again
             await bench.turned(3)
             bench.driver.left = 0
             bench.monitor._reopening.rebooted = True
@@ -112,12 +109,9 @@ class Slow(SimulatedDriver):
         super().open()
 
 
-async def test_an_opening_slower_than_the_timeout_is_nobodys_fault_while_it_is_under_way(monkeypatch):
+async def test_a_slow_opening_is_no_fault_of_a_gpu_for_a_while(monkeypatch):
     monkeypatch.setattr(monitor, "CONFIRM", 0.0)
-    bench = Bench(driver=Slow, timeout=LONG)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(driver=Slow, timeout=LONG).watching() as bench:
         bench.monitor.timeout = 1.0
         monkeypatch.setattr(session, "PATIENCE", LONG)
         bench.driver.gate.free.clear()
@@ -157,7 +151,7 @@ async def test_all_attempts_together_take_no_longer_than_the_timeout():
 # What is called off
 
 
-async def test_who_is_called_off_forgets_nothing_that_is_under_way():
+async def test_a_canceled_close_stays_under_way():
     calls, gate = DriverCalls(), Gate()
 
     class Held(SimulatedDriver):
@@ -179,7 +173,7 @@ async def test_who_is_called_off_forgets_nothing_that_is_under_way():
     calls.close()
 
 
-async def test_the_host_and_the_links_are_asked_once_though_whoever_asked_was_called_off(monkeypatch):
+async def test_canceled_readings_of_the_host_and_of_links_stay_under_way(monkeypatch):
     machine, calls, gate, asked = Machine("hgx-h100"), DriverCalls(), Gate(), []
     gpus, handles = machine.found()
 
@@ -212,10 +206,8 @@ async def test_the_host_and_the_links_are_asked_once_though_whoever_asked_was_ca
 # Settings
 
 
-async def test_another_poll_interval_and_whether_health_is_judged_are_obeyed_at_once():
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
+async def test_a_changed_poll_interval_and_health_checks_apply_at_once():
+    async with Bench(poll=NEVER).watching(rounds=0) as bench:
         await bench.rounds(1)
         await bench.until_turned(lambda: bench.monitor._over is not None) if bench.monitor._over is None else None
         due = bench.monitor.turn_due
@@ -233,13 +225,12 @@ async def test_another_poll_interval_and_whether_health_is_judged_are_obeyed_at_
 
 
 @pytest.mark.parametrize("lacking", [("temperature",), ("temperature", "total_energy", "clocks_event_reasons")])
-async def test_a_gpu_without_a_temperature_is_still_asked_something_where_health_is_not_judged(lacking):
+async def test_without_health_checks_a_gpu_without_temperature_is_still_read(lacking):
     bench = Bench(poll=NEVER, judging=False)
     for call in lacking:
         bench.node.refuse(call, Return.NOT_SUPPORTED, gpu=3)
     bench.node.refuse("mig_mode", Return.NOT_SUPPORTED, gpu=3)
-    await bench.monitor.open()
-    async with bench.running():
+    async with bench.watching(rounds=0):
         await bench.rounds(2) if bench.seen else await bench.rounds(1)
         bench.node.lose(3)
         bench.monitor.look_now()
@@ -249,7 +240,7 @@ async def test_a_gpu_without_a_temperature_is_still_asked_something_where_health
 # New handles and first looks
 
 
-async def test_a_gpu_that_is_reached_again_is_asked_everything_at_once():
+async def test_a_gpu_with_a_new_handle_is_read_completely():
     bench = Bench()
     await bench.monitor.open()
     watched = bench.monitor._roster.gpus[4]
@@ -263,9 +254,8 @@ async def test_a_gpu_that_is_reached_again_is_asked_everything_at_once():
     bench.monitor.close()
 
 
-async def test_the_first_looks_are_waited_for_longer_than_others(monkeypatch):
+async def test_first_looks_may_take_longer(monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.01)
     bench = Bench(driver=lambda node: SimulatedDriver(node, latency={"temperature": 0.05}))
-    await bench.monitor.open()
+    await bench.opened()
     assert {uuid for uuid, seen in bench.seen if isinstance(seen, Sample)} == set(bench.uuids)
-    bench.monitor.close()

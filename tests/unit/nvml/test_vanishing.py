@@ -1,18 +1,14 @@
-"""GPUs that the driver is unbound from or bound to while the monitor watches, links that die, and a node that is booted."""
-
-from contextlib import asynccontextmanager
+"""GPUs that the driver is unbound from or bound to while the monitor runs, and a node that is booted."""
 
 import pytest
-from msgspec.structs import replace
 
 from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.health.observation import XidEvent
 from gpu_plugin.nvml import monitor
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
 
-from .monitored import FOREVER, NEVER, Bench, remembered
+from .monitored import FOREVER, NEVER, Bench, but, remembered
 
 
 @pytest.fixture(autouse=True)
@@ -20,25 +16,13 @@ def impatient(monkeypatch):
     monkeypatch.setattr(monitor, "CONFIRM", 0.01)
 
 
-def but(*left_out):
-    return [gpu for gpu in range(8) if gpu not in left_out]
-
-
-def good(bench, gpus):
-    return {fault for gpu in gpus for fault in bench.faults(gpu)} == {""}
-
-
 def opened(bench):
     return bench.driver.calls["open"]
 
 
 async def test_a_gpu_that_the_driver_is_unbound_from_has_vanished_and_is_not_asked_any_more():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.vanish(3)
-        await bench.until(lambda: "vanished" in bench.faults(3))
+    async with Bench().watching() as bench:
+        await bench.vanish(3)
         since = await bench.rounds(1)
         looked = bench.driver.calls["handle_by_uuid"]
         await bench.rounds(8)
@@ -48,41 +32,33 @@ async def test_a_gpu_that_the_driver_is_unbound_from_has_vanished_and_is_not_ask
     assert bench.samples(3)[-1].detail == (
         f"the NVIDIA driver is not bound to {bench.node.profile.gpus[3].pci_bus_id} any more"
     )
-    assert good(bench, but(3))
+    assert bench.good(but(3))
     assert opened(bench) == 1
     assert len(bench.nodes) == 1
 
 
 async def test_a_gpu_that_came_back_is_found_by_opening_the_driver_anew():
-    bench = Bench()
-    node = await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.vanish(3)
-        await bench.until(lambda: "vanished" in bench.faults(3))
-        bench.node.bring_back(3)
-        await bench.until(lambda: bench.faults(3)[-1] == "")
-        assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
-        await bench.until(lambda: XidEvent(48) in bench.of(3))
+    async with Bench().watching() as bench:
+        node = bench.nodes[0]
+        await bench.vanish(3)
+        await bench.bring_back(3)
+        await bench.xid(3, 48)
         assert bench.monitor.node == node
     before, after = [[s.binding for s in bench.samples(3) if not s.fault][at] for at in (0, -1)]
     assert before is not None
     assert after is not None
     assert before != after
-    assert good(bench, but(3))
+    assert bench.good(but(3))
     assert opened(bench) == 2
 
 
 async def test_a_gpu_that_went_and_came_between_two_looks_is_found_too():
-    bench = Bench(poll=NEVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(poll=NEVER).watching() as bench:
         bench.node.vanish(3)
         bench.node.bring_back(3)
         bench.monitor.look_now()
         await bench.until(lambda: len(bench.faults(3)) > 1 and bench.faults(3)[-1] == "")
-    assert good(bench, but(3))
+    assert bench.good(but(3))
     assert opened(bench) == 2
 
 
@@ -97,16 +73,15 @@ async def test_a_gpu_that_is_plugged_in_is_found_and_watched():
         bench.node.bring_back(5)
         await bench.until(lambda: len(bench.nodes) == 2)
         await bench.rounds()
-        assert bench.node.post(5, EventType.XID_CRITICAL, 63) == 1
-        await bench.until(lambda: XidEvent(63) in bench.of(5))
+        await bench.xid(5, 63)
     assert [(gpu.index, gpu.uuid) for gpu in bench.nodes[-1].gpus] == list(enumerate(bench.uuids))
     assert len(bench.nodes[-1].links) == 28
-    assert good(bench, range(8))
+    assert bench.good()
     assert opened(bench) == 2
 
 
 class Hiding(SimulatedDriver):
-    """Counts seven of its eight GPUs, and knows no way to the last: as one that is excluded by a parameter."""
+    """Counts seven of its eight GPUs, as if a driver parameter excluded the last."""
 
     def device_count(self):
         return super().device_count() - 1
@@ -119,15 +94,12 @@ async def test_a_gpu_that_nvml_hides_is_looked_for_a_few_times_and_hides_no_othe
     async with bench.running():
         await bench.rounds(80, range(7))
     assert opened(bench) == 3
-    assert good(bench, range(7))
+    assert bench.good(range(7))
     assert len(bench.nodes) == 1, "nothing changed"
 
 
-async def test_the_driver_is_not_opened_anew_under_a_call():
-    bench = Bench(timeout=0.5)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_the_driver_is_not_opened_again_during_a_call():
+    async with Bench(timeout=0.5).watching() as bench:
         bench.node.hang(2, FOREVER)
         bench.node.vanish(3)
         await bench.until(lambda: "hung" in bench.faults(2) and "vanished" in bench.faults(3))
@@ -138,33 +110,25 @@ async def test_the_driver_is_not_opened_anew_under_a_call():
         bench.node.heal(2)
         await bench.until(lambda: bench.faults(3)[-1] == bench.faults(2)[-1] == "")
     assert opened(bench) == 2
-    assert good(bench, but(2, 3))
+    assert bench.good(but(2, 3))
 
 
 async def test_a_gpu_that_hangs_and_is_unbound_has_vanished():
-    bench = Bench(timeout=0.5)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        bench.node.hang(2, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(2))
+    async with Bench(timeout=0.5).watching() as bench:
+        await bench.hang(2)
         bench.node.vanish(2)
         await bench.until(lambda: bench.faults(2)[-1] == "vanished")
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.heal(2)
 
 
-async def test_a_host_that_tells_nothing_leaves_it_to_the_driver(monkeypatch):
+async def test_without_bindings_of_the_host_the_driver_decides(monkeypatch):
     monkeypatch.setattr(SimulatedHost, "bindings", lambda _: {})
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench().watching() as bench:
         bench.node.vanish(3)
         await bench.until(lambda: bench.faults(3)[-1] == "vanished")
         await bench.rounds(20)
         assert opened(bench) == 1
-    assert good(bench, but(3))
+    assert bench.good(but(3))
     assert all(sample.binding is None for gpu in range(8) for sample in bench.samples(gpu))
     assert {sample.fault for sample in bench.samples(3)} <= {"", "lost", "vanished"}
 
@@ -183,16 +147,13 @@ async def test_a_host_that_cannot_be_asked_changes_nothing(monkeypatch, trouble)
         monkeypatch.setattr(bench.monitor.host, "bindings", broken)
         since = await bench.rounds(3)
         assert {sample.binding for sample in bench.samples(0, since)} == known != {None}
-    assert good(bench, range(8))
+    assert bench.good()
     assert bench.monitor.node == node
     assert opened(bench) == 1
 
 
 async def test_a_vanished_gpu_is_dropped_after_its_time_and_found_again(caplog):
-    bench = Bench(retention=FOREVER)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench(retention=FOREVER).watching() as bench:
         bench.node.vanish(3)
         bench.node.lose(4)
         await bench.until(lambda: "vanished" in bench.faults(3) and "lost" in bench.faults(4))
@@ -211,25 +172,18 @@ async def test_a_vanished_gpu_is_dropped_after_its_time_and_found_again(caplog):
     assert caplog.text.count("is not listed any more") == 1
 
 
-async def test_what_was_vanished_for_a_while_and_is_back_begins_its_time_anew():
-    bench = Bench(retention=0.3)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_the_time_to_drop_a_vanished_gpu_starts_again():
+    async with Bench(retention=0.3).watching() as bench:
         for _ in range(4):
             bench.node.vanish(3)
             await bench.until(lambda: bench.faults(3)[-1] == "vanished")
-            bench.node.bring_back(3)
-            await bench.until(lambda: bench.faults(3)[-1] == "")
+            await bench.bring_back(3)
             (watched,) = [each for each in bench.monitor._roster.gpus if each.gpu.uuid == bench.uuids[3]]
             assert watched.vanished_since is None
 
 
 async def test_a_node_without_any_gpu_left_finds_the_next_one():
-    bench = Bench("h200", retention=0.0)
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with Bench("h200", retention=0.0).watching() as bench:
         bench.node.vanish(0)
         await bench.until(lambda: len(bench.nodes) == 2)
         assert bench.nodes[1].gpus == ()
@@ -240,21 +194,20 @@ async def test_a_node_without_any_gpu_left_finds_the_next_one():
 
 
 async def test_a_remembered_gpu_that_vanished_takes_no_other_gpus_name():
-    """The GPUs behind it are numbered again: the index that was its own is another one's now, which cannot be read."""
+    """The driver numbers the later GPUs again, so its index now belongs to a GPU that cannot be read."""
     bench = Bench(remembered=remembered())
     bench.node.vanish(1)
     bench.node.lose(2)
     node = await bench.monitor.open()
     async with bench.running():
         await bench.rounds(1, but(2))
-        bench.node.heal(2)
-        await bench.until(lambda: bench.faults(2)[-1:] == [""])
+        await bench.heal(2)
     assert sorted(gpu.uuid for gpu in node.gpus if not gpu.uuid.startswith(PLACEHOLDER)) == sorted(bench.uuids)
     assert set(bench.faults(1)) == {"vanished"}
     assert bench.uuids[1] in bench.unreadable()
 
 
-async def test_a_made_up_name_goes_when_its_gpu_is_found_under_its_own():
+async def test_a_placeholder_name_ends_when_the_gpu_is_found():
     bench = Bench()
     bench.node.vanish(5)
     bench.node.lose(3)
@@ -284,70 +237,38 @@ def every_index_is_the_drivers(bench, *left_out):
     return there == {gpu: bench.uuids[gpu] for gpu in but(*left_out)}
 
 
-@asynccontextmanager
-async def without_gpus_2_and_5():
-    """A monitor that runs, and has seen two of eight GPUs vanish."""
+@pytest.mark.parametrize(("lost", "at"), [((), {2: 7}), ((3,), {3: 2, 2: 7})])
+async def test_indices_are_those_of_the_driver_then_the_ones_that_are_left(lost, at):
     bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+    async with bench.watching():
         for gpu in (2, 5):
-            bench.node.vanish(gpu)
-            await bench.until(lambda gpu=gpu: "vanished" in bench.faults(gpu))
-        yield bench
-
-
-async def test_a_gpu_that_the_driver_lists_no_more_has_no_other_gpus_index():
-    async with without_gpus_2_and_5() as bench:
-        bench.node.bring_back(5)
-        await bench.until(lambda: bench.faults(5)[-1] == "")
-        assert every_index_is_the_drivers(bench, 2)
-        assert indices(bench)[2] == 7, "after those of the driver"
-        bench.node.bring_back(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
+            await bench.vanish(gpu)
+        for gpu in lost:
+            bench.node.lose(gpu)
+        await bench.bring_back(5)
+        assert every_index_is_the_drivers(bench, 2, *lost)
+        assert {gpu: indices(bench)[gpu] for gpu in at} == at
+        await bench.bring_back(2)
         assert indices(bench) == {gpu: gpu for gpu in range(8)}
 
 
-async def test_a_gpu_that_cannot_be_read_has_the_index_that_is_left():
-    async with without_gpus_2_and_5() as bench:
-        bench.node.lose(3)
-        bench.node.bring_back(5)
-        await bench.until(lambda: bench.faults(5)[-1] == "")
-        assert every_index_is_the_drivers(bench, 2, 3)
-        assert (indices(bench)[3], indices(bench)[2]) == (2, 7)
-        bench.node.bring_back(2)
-        await bench.until(lambda: bench.faults(2)[-1] == "")
-        assert indices(bench) == {gpu: gpu for gpu in range(8)}
-
-
-async def test_a_remembered_gpu_that_is_gone_has_no_other_gpus_index():
+@pytest.mark.parametrize(("gone", "lost"), [((1, 4), ()), ((1,), (2,))])
+async def test_remembered_gpus_that_are_gone_come_after_the_indices_of_the_driver(gone, lost):
     bench = Bench(remembered=remembered())
-    for gpu in (1, 4):
+    for gpu in gone:
         bench.node.vanish(gpu)
-    node = await bench.monitor.open()
-    bench.monitor.close()
-    assert [(gpu.index, gpu.uuid) for gpu in node.gpus] == list(
-        enumerate(bench.uuids[gpu] for gpu in (*but(1, 4), 1, 4))
-    )
-
-
-async def test_a_remembered_gpu_that_cannot_be_read_is_known_by_the_index_that_is_left():
-    bench = Bench(remembered=remembered())
-    bench.node.vanish(1)
-    bench.node.lose(2)
-    node = await bench.monitor.open()
-    bench.monitor.close()
-    assert [(gpu.index, gpu.uuid) for gpu in node.gpus] == list(enumerate(bench.uuids[gpu] for gpu in (*but(1), 1)))
+    for gpu in lost:
+        bench.node.lose(gpu)
+    node = await bench.opened()
+    order = [bench.uuids[gpu] for gpu in (*but(*gone), *gone)]
+    assert [(gpu.index, gpu.uuid) for gpu in node.gpus] == list(enumerate(order))
 
 
 # The driver as a whole
 
 
-async def test_without_a_driver_every_gpu_says_so_and_nobody_asks_a_closed_one():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_without_a_driver_every_gpu_has_that_fault_and_no_call_is_made():
+    async with Bench().watching() as bench:
         for gpu in range(8):
             bench.node.vanish(gpu)
         await bench.until(lambda: all(bench.faults(gpu)[-1] == "vanished" for gpu in range(8)))
@@ -369,46 +290,23 @@ async def test_without_a_driver_every_gpu_says_so_and_nobody_asks_a_closed_one()
 # Links and boots
 
 
-async def test_a_link_that_dies_leaves_the_topology_and_is_back_in_it_when_it_lives():
-    bench = Bench("dgx1-v100")
-    node = await bench.monitor.open()
-    before = {pair: link for pair, link in node.links.items() if bench.uuids[0] in pair}
-    async with bench.running():
-        await bench.rounds()
-        assert len(bench.nodes) == 1
-        bench.node.change(0, links_down=(0,))
-        await bench.until(lambda: len(bench.nodes) == 2)
-        bench.node.reset(0)
-        await bench.until(lambda: len(bench.nodes) == 3)
-        await bench.rounds(2)
-    changed = {pair for pair in node.links if bench.nodes[1].links[pair] != node.links[pair]}
-    assert len(changed) == 1
-    (pair,) = changed
-    assert pair in before
-    assert bench.nodes[1].links[pair] == replace(before[pair], nvlinks=before[pair].nvlinks - 1)
-    assert bench.nodes[2] == node
-    assert len(bench.nodes) == 3
-    assert good(bench, range(8))
-
-
-async def test_a_boot_is_told_and_every_gpu_found_anew():
+async def test_a_boot_is_reported_and_every_gpu_found_again():
     bench = Bench()
     await bench.monitor.open()
     first = bench.node.boot_id
     async with bench.running():
         await bench.rounds()
-        bench.node.vanish(3)
-        await bench.until(lambda: "vanished" in bench.faults(3))
+        await bench.vanish(3)
         bench.node.reboot()
         await bench.until(lambda: bench.boots and bench.faults(3)[-1] == "")
         assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
         await bench.rounds(2)
     assert bench.boots == [bench.node.boot_id] != [first]
     assert opened(bench) == 2
-    assert good(bench, but(3))
+    assert bench.good(but(3))
 
 
-async def test_a_boot_that_was_not_known_of_is_told_at_the_start():
+async def test_an_unknown_boot_is_reported_at_the_start():
     bench = Bench("h200", boot_id="the boot before")
     await bench.monitor.open()
     assert bench.boots == [bench.node.boot_id]
@@ -418,13 +316,11 @@ async def test_a_boot_that_was_not_known_of_is_told_at_the_start():
     assert len(bench.boots) == 1
 
 
-# What a GPU never answers
+# Fields that a GPU does not support
 
 
-async def test_what_a_gpu_never_answers_is_learnt_once_and_told():
-    bench = Bench("t4-4")
-    await bench.monitor.open()
-    async with bench.running():
+async def test_unsupported_fields_are_read_once_and_reported():
+    async with Bench("t4-4").watching(rounds=0) as bench:
         await bench.rounds(2)
         learnt = bench.monitor.unsupported()
         asked = bench.driver.calls["remapped_rows"]
@@ -442,11 +338,8 @@ async def test_what_a_gpu_never_answers_is_learnt_once_and_told():
     assert {sample.fault for gpu in but(1, *range(4, 8)) for sample in bench.samples(gpu)} == {""}
 
 
-async def test_what_is_learnt_is_forgotten_when_a_gpu_is_cut_anew():
-    bench = Bench("a100-mig-mixed")
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
+async def test_unsupported_fields_are_read_again_after_a_new_partition():
+    async with Bench("a100-mig-mixed").watching() as bench:
         bench.node.partition(5, None)
         await bench.until(lambda: bench.samples(5)[-1].remap_pending is False)
         assert not bench.monitor.unsupported()[bench.uuids[5]] & {"remap_pending", "remap_failure"}
@@ -456,10 +349,8 @@ async def test_what_is_learnt_is_forgotten_when_a_gpu_is_cut_anew():
         await bench.until(lambda: bench.samples(5)[-1].remap_pending is False)
 
 
-async def test_what_a_gpu_never_answers_stays_known_while_it_cannot_be_reached():
-    bench = Bench("t4-4")
-    await bench.monitor.open()
-    async with bench.running():
+async def test_unsupported_fields_stay_known_while_a_gpu_is_out_of_reach():
+    async with Bench("t4-4").watching(rounds=0) as bench:
         await bench.rounds(2)
         learnt = bench.monitor.unsupported()
         for watched in bench.monitor._roster.gpus:

@@ -1,4 +1,4 @@
-"""What every test here shares with those of nvml: no driver thread outlives its test, and none waits longer than it must."""
+"""The fixtures of all tests of nvml."""
 
 from tests.unit.nvml.conftest import driver_threads, ended_threads, no_gap
 

@@ -1,4 +1,4 @@
-"""An NVML library that counts GPUs and knows nothing else, which the dynamic loader and nvidia-ml-py take for one."""
+"""A shared library that nvidia-ml-py can load as NVML, and that only counts GPUs."""
 
 import os
 import struct

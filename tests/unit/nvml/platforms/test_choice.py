@@ -38,14 +38,14 @@ H100 = ("NVIDIA H100 80GB HBM3",)
         ("tegra", WINDOWS, NO_LIBRARY, TEGRA),
     ],
 )
-def test_a_platform_is_told_by_what_was_found(strategy, traces, models, platform):
+def test_platform_follows_from_the_traces(strategy, traces, models, platform):
     choice = choose(strategy, traces, lambda: models)
     assert choice.platform is platform
     assert choice.reason
 
 
 @pytest.mark.parametrize(("strategy", "traces"), [("tegra", JETSON), ("nvml", JETSON), ("auto", WINDOWS)])
-def test_nvml_is_not_asked_where_its_answer_changes_nothing(strategy, traces):
+def test_nvml_is_not_opened_if_its_answer_changes_nothing(strategy, traces):
     asked = []
     choose(strategy, traces, lambda: asked.append("NVML"))
     assert asked == []

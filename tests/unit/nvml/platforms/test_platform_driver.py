@@ -49,7 +49,7 @@ def uuids(driver: Driver) -> list[str]:
     return [driver.uuid(driver.handle_by_index(index)) for index in range(driver.device_count())]
 
 
-def test_where_there_is_nvml_it_is_opened_once_and_closed_once(node, nvml, tmp_path):
+def test_nvml_is_opened_once_and_closed_once(node, nvml, tmp_path):
     driver = platform(nvml, tmp_path)
     driver.open()
     assert uuids(driver) == [gpu.uuid for gpu in node.profile.gpus]
@@ -68,7 +68,7 @@ def test_wsl_asks_nvml_for_the_count_of_gpus_and_leaves_it_closed(nvml, tmp_path
     assert nvml._opened == 0
 
 
-def test_wsl_without_an_nvidia_library_has_no_gpu_and_says_what_to_install(node, nvml, tmp_path, caplog):
+def test_wsl_without_an_nvidia_library_has_no_gpu_and_names_the_remedy(node, nvml, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     windows(tmp_path)
     driver = platform(nvml, tmp_path)
@@ -77,7 +77,7 @@ def test_wsl_without_an_nvidia_library_has_no_gpu_and_says_what_to_install(node,
     with pytest.raises(NvmlError, match=r"driver of the Windows host.*/usr/lib/wsl at the same path") as caught:
         driver.open()
     assert caught.value.code == Return.LIBRARY_NOT_FOUND
-    assert driver.device_count() == 0  # not that of the last time
+    assert driver.device_count() == 0  # and not the number of the last time
     driver.open()
     assert uuids(driver) == ["all"]
     assert [record.getMessage() for record in caplog.records] == [
@@ -97,7 +97,7 @@ def test_wsl_without_a_library_that_works_has_no_gpu(node, nvml, tmp_path, call,
 
 
 @pytest.mark.parametrize(("count", "devices"), [(0, 0), (1, 1), (3, 1)])
-def test_wsl_has_one_device_however_many_gpus_nvml_counts_and_none_for_none(nvml, tmp_path, count, devices):
+def test_wsl_has_one_device_if_nvml_counts_any_gpu(nvml, tmp_path, count, devices):
     class Counting(SimulatedDriver):
         def device_count(self):
             return count
@@ -109,29 +109,23 @@ def test_wsl_has_one_device_however_many_gpus_nvml_counts_and_none_for_none(nvml
     assert driver.device_count() == devices
 
 
-def test_tegra_files_without_a_library_are_tegra(node, nvml, tmp_path):
+@pytest.mark.parametrize(
+    ("code", "found"), [(Return.LIBRARY_NOT_FOUND, 1), (None, 8), (Return.DRIVER_NOT_LOADED, Return.DRIVER_NOT_LOADED)]
+)
+def test_files_of_tegra_count_if_there_is_no_library(node, nvml, tmp_path, code, found):
     tegra(tmp_path)
-    node.refuse("open", Return.LIBRARY_NOT_FOUND)
+    if code is not None:
+        node.refuse("open", code)
     driver = platform(nvml, tmp_path)
+    if isinstance(found, Return):
+        with pytest.raises(NvmlError) as caught:
+            driver.open()
+        assert caught.value.code == found
+        return
     driver.open()
-    assert uuids(driver) == ["tegra"]
+    assert len(uuids(driver)) == found
+    assert (uuids(driver) == ["tegra"]) is (found == 1)
     driver.close()
-
-
-def test_tegra_files_beside_a_library_are_not(node, nvml, tmp_path):
-    tegra(tmp_path)
-    driver = platform(nvml, tmp_path)
-    driver.open()
-    assert len(uuids(driver)) == 8
-    driver.close()
-
-
-def test_a_library_that_does_not_work_is_no_missing_library(node, nvml, tmp_path):
-    tegra(tmp_path)
-    node.refuse("open", Return.DRIVER_NOT_LOADED)
-    with pytest.raises(NvmlError) as caught:
-        platform(nvml, tmp_path).open()
-    assert caught.value.code == Return.DRIVER_NOT_LOADED
 
 
 @pytest.mark.parametrize(("strategy", "found"), [("tegra", ["tegra"]), ("nvml", 8)])
@@ -144,7 +138,7 @@ def test_the_operator_may_decide(nvml, tmp_path, strategy, found):
     driver.close()
 
 
-def test_the_settings_say_what_the_operator_wants(tmp_path, monkeypatch):
+def test_the_settings_choose_the_driver_roots(tmp_path, monkeypatch):
     asked = {"driver_root_ctr_path": str(tmp_path), "driver_root": str(tmp_path)}
     windows(tmp_path)
     (tmp_path / "usr/lib/wsl/lib/libnvidia-ml.so.1").write_bytes(nvml_library(gpus=3))
@@ -176,13 +170,13 @@ def test_an_integrated_gpu_makes_a_tegra_and_nvml_is_left_closed(nvml, tmp_path,
     assert nvml._opened == 0
 
 
-def test_no_gpu_is_woken_for_its_name_where_none_can_be_integrated(nvml, tmp_path):
+def test_names_are_not_read_on_a_machine_without_integrated_gpus(nvml, tmp_path):
     platform(called(nvml, "NVIDIA Thor"), tmp_path).open()
     assert nvml.calls["name"] == nvml.calls["handle_by_index"] == 0
     assert nvml._opened == 1
 
 
-def test_gpus_that_do_not_say_their_names_are_left_out(node, nvml, tmp_path):
+def test_gpus_that_do_not_report_a_name_are_left_out(node, nvml, tmp_path):
     node.lose(1)
     driver = platform(called(nvml, "NVIDIA Thor"), tmp_path, machine="aarch64")
     driver.open()
@@ -199,7 +193,7 @@ def test_a_gpu_that_hangs_does_not_keep_the_others_from_being_found(node, nvml, 
         driver = platform(nvml, tmp_path, machine="aarch64")
         driver.open()
         assert driver.device_count() == 8
-        assert any(thread.is_alive() for thread in driver_threads())  # the one that hangs holds nothing but its thread
+        assert any(thread.is_alive() for thread in driver_threads())  # the call that hangs keeps only its thread
     finally:
         node.heal(3)
 
@@ -209,7 +203,7 @@ def test_the_names_are_asked_all_at_once(nvml, tmp_path):
 
     class Meeting(SimulatedDriver):
         def name(self, handle):
-            together.wait()  # goes on when all eight are here
+            together.wait()  # returns once all eight calls wait
             return super().name(handle)
 
     nvml.__class__ = Meeting
@@ -219,7 +213,7 @@ def test_the_names_are_asked_all_at_once(nvml, tmp_path):
     assert driver.device_count() == 8
 
 
-def test_where_gpus_cannot_be_counted_the_driver_is_open_for_whoever_asks_next(node, nvml, tmp_path):
+def test_the_driver_stays_open_if_gpus_cannot_be_counted(node, nvml, tmp_path):
     node.refuse("device_count", Return.UNKNOWN)
     driver = platform(nvml, tmp_path, machine="aarch64")
     driver.open()
@@ -229,7 +223,7 @@ def test_where_gpus_cannot_be_counted_the_driver_is_open_for_whoever_asks_next(n
     assert nvml._opened == 0
 
 
-def test_the_platform_is_looked_for_anew_at_each_open(node, nvml, tmp_path, caplog):
+def test_the_platform_is_chosen_again_at_each_open(node, nvml, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     node.refuse("open", Return.LIBRARY_NOT_FOUND, times=5)  # each open without another platform tries it twice
     driver = platform(nvml, tmp_path)
@@ -290,7 +284,7 @@ def test_it_has_every_call_of_the_port(nvml, tmp_path):
     assert NVML_FUNCTIONS.keys() <= vars(PlatformDriver).keys()
 
 
-def test_tegra_that_is_asked_for_on_another_machine_is_refused(nvml, tmp_path):
+def test_the_strategy_tegra_is_refused_on_another_machine(nvml, tmp_path):
     with pytest.raises(NvmlError, match="not a Tegra system") as caught:
         platform(nvml, tmp_path, "tegra").open()
     assert opening_remedy(caught.value.code) == "set --device-discovery-strategy to auto or nvml"
@@ -303,7 +297,7 @@ def test_tegra_that_is_asked_for_on_another_machine_is_refused(nvml, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["auto", "nvml"])
-def test_wsl_without_its_library_says_which_directory_to_mount(node, nvml, tmp_path, strategy):
+def test_wsl_without_its_library_names_the_directory_to_mount(node, nvml, tmp_path, strategy):
     put(tmp_path, "dev/dxg")
     node.refuse("open", Return.LIBRARY_NOT_FOUND)
     with pytest.raises(NvmlError, match="mount its directory /usr/lib/wsl"):
