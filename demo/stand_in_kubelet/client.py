@@ -92,12 +92,15 @@ class _Channel(Channel):
 
     async def __connect__(self) -> H2Protocol:
         """Connect unless the client has closed the channel: grpc-go's ClientConn does not connect again after Close."""
-        if not self.ended:
-            protocol = await super().__connect__()
-            if not self.ended:
-                return protocol
-            self.close()  # grpclib stores a connection that was made meanwhile
-        raise GRPCError(Status.CANCELLED, "grpc: the client connection is closing")
+        self._require_open()
+        protocol = await super().__connect__()
+        self._require_open()
+        return protocol
+
+    def _require_open(self) -> None:
+        if self.ended:
+            self.close()  # a connection that grpclib made meanwhile
+            raise GRPCError(Status.CANCELLED, "grpc: the client connection is closing")
 
     def _get_authority(self, host: str, port: int) -> str:  # noqa: ARG002
         return "localhost"

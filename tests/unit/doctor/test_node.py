@@ -16,7 +16,7 @@ from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.node import Node as FoundNode
-from gpu_plugin.doctor import check, releases
+from gpu_plugin.doctor import check
 from gpu_plugin.doctor.checks import device_nodes, examined, state_directory
 from gpu_plugin.doctor.finding import Unknown, ok
 from gpu_plugin.doctor.node import Node
@@ -30,7 +30,9 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
 from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.log import FILES, HEALTH
 from gpu_plugin.state.memory import Memory
+from tests.state_log import store
 from tests.unit.doctor.made_up import status
 
 
@@ -194,7 +196,7 @@ def test_a_status_of_another_form_leaves_the_driver_alone(short_path, monkeypatc
 
 
 def write_down(state: Path, host, *, resumed: bool = False, gpu: int | None = 1, boot: str = "") -> None:
-    """Store the release of a GPU (None: of all GPUs) as a daemon does: the newest record is in the journal alone."""
+    """Store the release of a GPU (None: of all GPUs) as a daemon does."""
     state.mkdir()
     profile = host._node.profile
     latch = Latch(Release(resumed=resumed), Verdict.FATAL, "maintenance", 1.0)
@@ -202,8 +204,8 @@ def write_down(state: Path, host, *, resumed: bool = False, gpu: int | None = 1,
     entry = Evidence.of(boot or host.boot_id(), uuid, LatchKey(MAINTENANCE), latch)
     memory = Memory(StateDirectory(state), host.boot_id())
     found = FoundNode(tuple(Gpu(each.uuid, index) for index, each in enumerate(profile.gpus)), {})
-    assert memory.write_durably((), found, ())
     assert memory.write_evidence((entry,))
+    assert memory.write_hardware(found, ())
 
 
 @pytest.mark.parametrize(
@@ -253,11 +255,11 @@ def test_releases_that_cannot_be_read_leave_the_driver_alone(short_path, monkeyp
         def refuse(path):
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr(releases, "bounded", refuse)
+        monkeypatch.setattr("gpu_plugin.state.log.bounded", refuse)
     elif spoilt == "a pipe":
-        os.mkfifo(state / "health.json")
+        os.mkfifo(state / FILES[0])
     else:
-        (state / "health.json").write_text("{")
+        store(state, HEALTH, {"boot_id": 7})
     found = dict(examined(looked_at(short_path)))
     assert not real.driver.calls
     assert found["driver-library"].status == found["device-nodes"].status == "skipped"
