@@ -17,15 +17,15 @@ _GPU = ("index", "uuid", "model", "architecture", "pci_bus_id", "numa_node", "un
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """A GPU or a MIG device of a resource. The first four fields are those of its `Device`s."""
+    """A GPU or a MIG device of a resource. The first four fields have the values of its `Device`s."""
 
     gpu: str
     visible_id: str
     index: str
     kind: str = GPU
     listed: int = 1  # its ids in the list
-    healthy: int = 1  # those that may be allocated now: all that are not retired, or 0
-    retired: int = 0  # those that are gone
+    healthy: int = 1  # ids that may be allocated now
+    retired: int = 0  # ids that are gone
     reason: str = ""  # why its devices may not be allocated
     shared: str = ""  # TIME_SLICING or MPS of `config.sharing`; empty if it is given out once
 

@@ -37,7 +37,7 @@ SUBSETS = [subset for size in range(1, 5) for subset in itertools.permutations(N
 
 
 def shown(edits: ContainerEdits) -> dict[str, Any]:
-    """The edits as JSON shows the kubelet's message: what is empty is absent, and so is read-only where it is not."""
+    """The edits in the form of the kubelet's message in JSON, without empty fields and without a false `readOnly`."""
     found: dict[str, Any] = {}
     if edits.envs:
         found["envs"] = dict(edits.envs)

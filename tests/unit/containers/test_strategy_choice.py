@@ -1,4 +1,4 @@
-"""`--device-list-strategy auto`: which strategy the evidence speaks for, and what is said of it."""
+"""`--device-list-strategy auto`: the strategy for some evidence, and the reason."""
 
 import pytest
 from msgspec.structs import replace

@@ -72,7 +72,7 @@ PLACES = {
 
 @pytest.fixture
 def bus(tmp_path):
-    """A /sys with these PCI devices where they hang, and a link to one that is gone."""
+    """A /sys with these PCI devices at their bridges, and a link to a missing device."""
     links = tmp_path / "sys/bus/pci/devices"
     links.mkdir(parents=True)
     for address, place in PLACES.items():
@@ -106,7 +106,7 @@ def test_the_place_of_a_device_that_is_not_there_is_empty(bus, bus_id):
 
 
 def numa(tmp_path, online, rows):
-    """The host whose /sys has these NUMA nodes; None: no such file."""
+    """The host whose /sys has these NUMA nodes; None: the file is missing."""
     nodes = tmp_path / "sys/devices/system/node"
     nodes.mkdir(parents=True)
     if online is not None:
@@ -161,7 +161,7 @@ def test_device_nodes_are_the_character_devices_a_container_could_get(tmp_path):
         device(tmp_path / path[1:])
     (tmp_path / "dev/nvidia-file").write_text("a file")
     (tmp_path / "dev/nvidia-gone").symlink_to("nothing")
-    (tmp_path / "dev/nvidia-outside").symlink_to("/dev/null")  # of the root, in which there is none
+    (tmp_path / "dev/nvidia-outside").symlink_to("/dev/null")  # below the root, where it does not exist
     (tmp_path / "dev/nvidia-link").symlink_to("nvidia0")
     assert under(tmp_path).device_roots() == dict.fromkeys(wanted, "")
 
@@ -270,7 +270,7 @@ class Bindings:
 
     def bind(self, *addresses):
         for address in addresses:
-            # Made beside the old one and put in its place: so no file system can give it the old one's number.
+            # The new link exists before the old link goes, so that no file system gives both the same inode.
             fresh = self.directory / "fresh"
             fresh.symlink_to(f"../../../../devices/pci0000:00/{address}")
             fresh.rename(self.directory / address)
@@ -368,7 +368,7 @@ def test_device_nodes_with_their_numbers_and_the_drm_nodes_of_gpus(tmp_path):
     devices = host.devices(["00000000:1B:00.0", "00000000:1C:00.0", "", "no bus id"])
     card = DeviceFile(226, 1, 0o660, 44)
     assert devices.nodes == {
-        "/dev/nvidia0": DeviceFile(195, 0, 0o666),  # of the first root that has it
+        "/dev/nvidia0": DeviceFile(195, 0, 0o666),  # of the first root
         "/dev/nvidia1": DeviceFile(195, 1, 0o666, root="/run/driver"),
         "/dev/nvidia-caps/nvidia-cap1": DeviceFile(240, 1, 0o444),
         "/dev/dri/card1": card,

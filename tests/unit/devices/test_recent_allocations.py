@@ -1,4 +1,4 @@
-"""What was given to containers, until the kubelet has said so."""
+"""Devices that were given to containers, until the kubelet confirms them."""
 
 import sys
 import threading

@@ -71,15 +71,15 @@ def test_a_made_up_name_is_nobodys():
         (mig("MIG-x"), gpu("GPU-a"), True),
         (mig("MIG-x"), gpu("GPU-b"), False),
         (mig("MIG-x", nodes=caps(1)), mig("MIG-y", nodes=caps(2)), False),  # of other instances
-        (mig("MIG-x", nodes=caps(1)), mig("MIG-y", nodes=caps(1)), True),  # of the same, made anew
+        (mig("MIG-x", nodes=caps(1)), mig("MIG-y", nodes=caps(1)), True),  # of the same instance, made again
         (mig("MIG-x"), mig("MIG-y", nodes=caps(1)), True),  # of which is not known
         (mig("MIG-x"), mig("MIG-y", parent="GPU-b"), False),
-        (mig("MIG-x", parent="MIG-x"), mig("MIG-y", parent="GPU-b"), True),  # nobody knows where it was
+        (mig("MIG-x", parent="MIG-x"), mig("MIG-y", parent="GPU-b"), True),  # its GPU is unknown
         (gpu("GPU-a"), replica("GPU-a", 0), True),
         (replica("GPU-a", 0), gpu("GPU-a"), True),
         (replica("GPU-a", 0), replica("GPU-a", 1), True),  # one pod has it, and one fewer may get it
         (replica("GPU-a", 0), replica("GPU-b", 0), False),
-        (replica("GPU-a", 0), mig("MIG-x", sharing=SHARED), True),  # a pod has all of it, whoever else has
+        (replica("GPU-a", 0), mig("MIG-x", sharing=SHARED), True),  # a pod has the whole GPU
         (mig("MIG-x", sharing=SHARED), replica("GPU-a", 0), True),
         (mig("MIG-x", sharing=SHARED, nodes=caps(1)), mig("MIG-y", sharing=SHARED, nodes=caps(1)), True),
         (mig("MIG-x", sharing=SHARED, nodes=caps(1)), mig("MIG-y", sharing=SHARED, nodes=caps(2)), False),
@@ -90,13 +90,13 @@ def test_hardware_that_a_pod_may_have_under_a_former_id_is_not_given_to_another(
     name = "nvidia.com/new"
     merged: tuple[Resource, ...] = (resource(old),)
     retired = Retirement()
-    # Nobody says; a pod holds it; nobody says again; none does, but one may be getting it.
+    # No answer; a pod holds it; no answer again; no pod holds it, but a pod may be getting it.
     for allocated, recent in ((None, NONE), (holders, NONE), (None, NONE), (free, holders)):
         merged, retired = retire(merged, (resource(new, name=name),), retired, allocated, 1, recent)
         assert merged[0].devices[0].healthy is not kept
         if kept:
             assert merged[0].devices[0].reason == f"a pod may still hold its hardware as {old.id}"
-    # None does, and nobody is given it any more, though nobody says so again.
+    # No pod holds it, and no pod gets it any more, also without another answer.
     for allocated in (free, None):
         merged, retired = retire(merged, (resource(new, name=name),), retired, allocated, 2)
         assert merged[0].devices == (new,)
@@ -196,7 +196,7 @@ def test_slices_that_were_beside_each_other_do_not_keep_each_other_back():
 
 
 def test_a_slice_whose_gpu_is_forgotten_is_still_that_slice():
-    old = gone(Device("MIG-x", "MIG-x", "MIG-x", "", kind=MIG))  # as what a pod holds is listed again
+    old = gone(Device("MIG-x", "MIG-x", "MIG-x", "", kind=MIG))  # as a device that a pod holds is listed again
     planned = (mig("MIG-x", nodes=caps(1)), mig("MIG-y", parent="GPU-b"), gpu("GPU-a"), gpu("GPU-b"))
     merged, _ = retire(
         (resource(old),), (resource(*planned, name=SMALL),), Retirement(), frozenset({(GPU, "MIG-x")}), 0
@@ -296,7 +296,7 @@ def test_hardware_that_a_pod_may_hold_is_never_offered_under_another_id(steps):
         named: dict[str, list[Device]] = {}
         for name, device, _ in offered:
             named.setdefault(name, []).append(device)
-        late = 3.0 if word == "says it late" else 0.0  # what was given out last is not among the answer yet
+        late = 3.0 if word == "says it late" else 0.0  # the answer does not have the newest allocation yet
         allocated = (
             None if word == "says nothing" else frozenset(k for k, since in holding.items() if since <= now - late)
         )
@@ -311,7 +311,7 @@ def test_hardware_that_a_pod_may_hold_is_never_offered_under_another_id(steps):
             parts, shared = PARTS[key]
             beside = [other for other in holding if parts & PARTS[other][0]]
             assert all(shared and PARTS[other][1] == shared for other in beside), (key, beside)
-            if beside:  # replicas of one thing: those that pods have and those that they may get
+            if beside:  # replicas of the same hardware: held and free replicas
                 count = next(device.replicas for name, device, _ in offered if (name, device.id) == key)
                 assert len(beside) + sum(PARTS[other][0] == parts for other in free) <= count, (key, beside)
         if pod == "take" and free:

@@ -20,7 +20,7 @@ SHARES = st.lists(
 
 
 def one_by_one(shares, count, policy):
-    """Each device from what ranks first just then, the first in the list of equals."""
+    """Each device comes from the share that ranks first at that time, and of equals from the first in the list."""
     dealt = [0] * len(shares)
     for _ in range(count):
         place = min((at for at, share in enumerate(shares) if share.room), key=lambda at: policy.rank(shares[at]))

@@ -93,7 +93,7 @@ def test_the_order_in_which_devices_are_listed_changes_nothing_but_where_all_is_
     other = Asked([asked.devices[at] for at in listed], asked.placement)
     at = {gpu: place for place, gpu in enumerate(listed)}
     again = other([at[gpu] for gpu in available], size, [at[gpu] for gpu in must])
-    assert sorted(listed[place] for place in again) == list(gpus)  # what counts is the GPU's number, not its line
+    assert sorted(listed[place] for place in again) == list(gpus)  # the GPU's number counts, and not its line
 
 
 # What cannot be answered

@@ -1,4 +1,4 @@
-"""Simulated nodes, probed, beside what `nvidia-smi topo -m` shows on such machines (`recorded/`)."""
+"""Probes of simulated nodes, compared with the output of `nvidia-smi topo -m` on such machines (`recorded/`)."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ WORDS = {
 
 
 def recorded(name):
-    """The matrix of a file, by row, and the NUMA node of each row, N/A where there is none."""
+    """The matrix of a file, by row, and the NUMA node of each row, or N/A."""
     lines = (MATRICES / f"{name}.txt").read_text().splitlines()
     heads, *rows = [line.split() for line in lines if line and not line.startswith("#")]
     gpus = [f"GPU{index}" for index in range(len(rows))]
@@ -41,7 +41,7 @@ def recorded(name):
 
 
 class Machine:
-    """A simulated node that is probed as a real one is."""
+    """A simulated node, probed like a real node."""
 
     def __init__(self, name):
         self.node = SimulatedNode(profile.load(name))

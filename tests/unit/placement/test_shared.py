@@ -196,7 +196,7 @@ def test_sets_of_gpus_are_compared_once_a_request_at_most(policy, monkeypatch):
             assert len(calls) <= 1  # a node that nothing is given out of has one rank
 
 
-# The rule told step by step
+# The rule, step by step
 
 
 @st.composite
@@ -225,7 +225,7 @@ def outcomes(kubelet: Kubelet, size: int, must: tuple[str, ...]) -> set[frozense
 
 
 def following(kubelet: Kubelet, chosen: frozenset[str]) -> list[str]:
-    """What may be taken next: the first device of each GPU of the lowest rank."""
+    """The next devices: the first device of each GPU of the lowest rank."""
     left = [d for d in kubelet.devices if d.id in kubelet.free and d.id not in chosen]
     for word in ("visible_id", "gpu"):
         had = {getattr(d, word) for d in kubelet.devices if d.id in chosen}
@@ -246,7 +246,7 @@ def following(kubelet: Kubelet, chosen: frozenset[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Unit:
-    """A GPU, or hardware on it: its free devices, and what of it is given out."""
+    """A GPU, or hardware on it: its free devices, and the number of devices that are given out."""
 
     name: str
     load: int

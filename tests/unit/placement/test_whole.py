@@ -1,4 +1,4 @@
-"""The choice of whole GPUs, held against every set there is."""
+"""The choice of whole GPUs, compared with every set."""
 
 from itertools import combinations, count
 from math import comb

@@ -1,4 +1,4 @@
-"""CDI specifications of nodes: what devices a container gets by each name, and what every container gets."""
+"""CDI specifications of nodes: the devices by each name, and the common edits."""
 
 import random
 
@@ -133,7 +133,7 @@ def test_a_mig_device_whose_capabilities_are_not_known_is_left_out():
 
 
 def test_a_name_that_two_gpus_have_is_no_ones():
-    """As when one fell off the bus, is remembered as 0, and the driver calls the next one 0: a pod must not get another's."""
+    """A GPU that fell off the bus keeps index 0, and the driver gives 0 to the next GPU."""
     gpus = [Gpu("GPU-a", 0, minor=0), Gpu("GPU-b", 0, minor=1), Gpu("GPU-b", 2, minor=1)]
     built = build(gpus, HostDevices(nodes("/dev/nvidia0", "/dev/nvidia1")), FILES, CdiOptions())
     assert paths(of(built)) == {
@@ -197,7 +197,7 @@ def test_groups_and_names_by_path_of_drm_nodes():
         ("/dev/dri/by-path/pci-0000:1b:00.0-card", 1, 44),
         ("/dev/dri/by-path/pci-0000:1b:00.0-render", 129, 105),
     ]
-    assert edits.additional_gids == (44,)  # what is open to all needs no group
+    assert edits.additional_gids == (44,)  # a node that every user may open needs no group
     assert made.cdi_version == "0.7.0"
     for mode, groups in ((0o664, (44,)), (0o662, (44,)), (0o666, ()), (0o660, (44,))):
         other = HostDevices(nodes("/dev/nvidia0") | {"/dev/dri/card1": DeviceFile(226, 1, mode, 44)}, drm)

@@ -17,7 +17,7 @@ def device(path, kind=Kind.DEVICE):
 
 
 def entry(kind, path, target=None, found=Kind.FILE, link=False, soname=None, fault="", machine="EM_AARCH64", bits=64):
-    """A line and what it leads to; of a library where there is a SONAME or a fault."""
+    """A line and its file; the file is a library if there is a SONAME or a fault."""
     seen = Seen(path, found, (target or path) if found is not Kind.MISSING else "", link=link)
     library = SeenLibrary(seen, soname or "", machine, bits, fault) if soname is not None or fault else None
     return Looked(Line(kind, path), seen, library)

@@ -294,7 +294,7 @@ def test_no_user_can_change_anything_that_a_container_is_given(hostile, top):
             root.chmod(top)
         for place, what, target, uid, mode in hostile:
             path = root / place
-            # `Path.is_symlink` raises OSError for a path that is too long.
+            # `Path.is_symlink` raises OSError for very long paths.
             if any(os.path.islink(above) for above in path.parents if above.is_relative_to(root)):  # noqa: PTH114
                 continue  # the change would be made where an earlier link leads, which may be a directory of this machine
             with suppress(OSError):

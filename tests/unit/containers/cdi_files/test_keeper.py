@@ -1,4 +1,4 @@
-"""The keeper over time: what it tells of devices, what it waits for, and what it never waits for."""
+"""The keeper over time: the devices that it publishes, and its waits."""
 
 import errno
 import logging
@@ -29,7 +29,7 @@ WANTED = Wanted(Node(), DEFAULTS, Access())
 
 
 class Source:
-    """Gives what a test says; a call waits for as long as `hold` is set to, and notes what runs beside it."""
+    """Returns the values that a test sets. Each call waits while `free` is not set, and counts the calls under way."""
 
     def __init__(self):
         self.built = Built(ONE)
@@ -59,7 +59,7 @@ class Source:
 
 
 class Kept:
-    """A keeper with what it told."""
+    """A keeper, and the states that it published."""
 
     def __init__(self, directory):
         self.source = Source()
@@ -96,7 +96,7 @@ class Kept:
         return (await self.until(lambda state: state.trouble not in ("", NOT_YET))).trouble
 
     async def looked(self, times=1):
-        """Returns once so many more looks were begun by being asked for, and the last one is over."""
+        """Request this number of rounds, and return when the last round is over."""
         for _ in range(times):
             before = self.source.builds
             self.ask()
@@ -249,7 +249,7 @@ async def test_a_directory_that_others_may_write_to_is_said_once_and_stands_in_t
         await kept.until(lambda state: state.complaints == ())
 
 
-# What an earlier process left
+# The files of an earlier process
 
 
 async def recalled(kept):

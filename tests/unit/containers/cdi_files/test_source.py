@@ -1,4 +1,4 @@
-"""What specifications are built of, and when they are built again."""
+"""The input of specifications, and the changes after which they are built again."""
 
 import os
 import shutil

@@ -32,7 +32,7 @@ def link(root: Path, path: str, target: str) -> Path:
 
 
 class Root:
-    """A directory that is the root of a driver installation."""
+    """The root directory of a driver installation."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class Root:
         return place
 
     def library(self, path: str, soname: str | None = None, machine: str = "x86_64") -> Path:
-        """A library whose SONAME is that of the file's name where none is given."""
+        """A library. Without `soname`, its SONAME comes from the file's name."""
         name = path.rpartition("/")[2]
         base = name.partition(".so.")[0] + ".so"
         return self.write(path, shared_library(SONAMES.get(base, f"{base}.0") if soname is None else soname, machine))
@@ -75,7 +75,7 @@ class Root:
 
 
 def ld_cache_of(paths: Sequence[str], before: bytes = b"") -> bytes:
-    """An ld.so.cache in the format of glibc 2.2 and later, after another header where one is given."""
+    """An ld.so.cache in the format of glibc 2.2 and later, after the header `before`."""
     header = 48 + 24 * len(paths)
     names, entries = b"", b""
     for path in paths:

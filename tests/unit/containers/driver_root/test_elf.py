@@ -84,7 +84,7 @@ def test_the_python_that_runs_this_reads_as_its_own_loader_does(reading):
         (with_bytes(DYNAMIC + OFFSET, (1 << 64) - 1), "damaged"),
         (with_bytes(TAGS + 2 * 16 + 8, 1 << 40), "damaged"),  # a name far outside
         (with_bytes(TAGS + 8, 1 << 63), "damaged"),  # a table of strings far outside
-        (with_bytes(LOAD + FILE_SIZE, 64), "damaged"),  # a table of strings in a part that is not loaded
+        (with_bytes(LOAD + FILE_SIZE, 64), "damaged"),  # a table of strings outside of the loaded parts
         (with_bytes(TAGS, 99, form="<q"), "damaged"),  # a name and no table of strings
         (shared_library("../../etc/passwd"), "not a file name"),
         (shared_library(".."), "not a file name"),

@@ -16,7 +16,7 @@ from tests.unit.containers.driver_root.installed import Root
 
 @pytest.fixture
 def root(tmp_path):
-    """A root beside a file that no path below it leads to."""
+    """A root, and a file outside of it."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/outside").write_text("not ours")
     made = Root(tmp_path / "root")
@@ -181,7 +181,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def kernels_answer(root: Root, path: str) -> str | None:
-    """What the kernel finds of a path for whom the root is /."""
+    """The result of the kernel for a process with this root."""
     base = os.open(root.path, os.O_PATH)
     try:
         how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT)

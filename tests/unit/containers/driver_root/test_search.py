@@ -36,7 +36,7 @@ def placed(files: DriverFiles) -> dict[str, str]:
 
 
 def found(search: Search, running: str = VERSION) -> DriverFiles:
-    """What a search found that had nothing to complain of."""
+    """The files of a search without complaints."""
     files = search.files(running)
     assert (files.fault, files.complaints, files.version) == ("", (), VERSION)
     return files
@@ -541,4 +541,4 @@ def test_a_library_is_read_once_however_often_its_directory_changes(root, search
     search.files("560.1.1")
     assert len(read) == 4
     (tree,) = search._trees
-    assert len(tree.libraries) == 2  # what is known of libraries that are gone is forgotten
+    assert len(tree.libraries) == 2  # the data of removed libraries is dropped

@@ -257,7 +257,7 @@ def test_a_device_is_what_its_path_leads_to_below_the_root(root):
     )
     assert device_file("", "/dev/null") == (Seen("/dev/null", Kind.DEVICE, "/dev/null"), expected)
     put(root, "dev/file")
-    link(root, "dev/null", "/dev/null")  # of the root, in which there is none
+    link(root, "dev/null", "/dev/null")  # below the root, where it does not exist
     for path in ("/dev/file", "/dev/absent", "/dev/null", "/dev"):
         assert device_file(str(root), path)[1] is None
 
@@ -275,7 +275,7 @@ def test_device_nodes_of_both_types_are_found(root):
     (root / "dev/nvlink").symlink_to("nvchar")
     for name, mode in (("nvchar", 0o640), ("nvblock", 0o600)):
         (root / "dev" / name).chmod(mode)
-    # A machine with NVIDIA's driver has this one besides, in its own /dev.
+    # A machine with NVIDIA's driver also has this node in its own /dev.
     nodes = {path: node for path, node in search(root).files().nodes.items() if path != "/dev/nvidiactl"}
     group = (root / "dev/nvchar").stat().st_gid
     assert nodes == {

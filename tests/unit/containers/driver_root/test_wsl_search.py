@@ -28,7 +28,7 @@ def library(soname):
 
 
 def driver(root, name=NEW, mark=b"", written=None):
-    """A driver of NVIDIA's in the store; `mark` tells its loader from those of others."""
+    """A driver of NVIDIA in the store; `mark` makes its loader different from other loaders."""
     for file, soname in SONAMES.items():
         put(root, f"{STORE}/{name}/{file}", library(soname) + mark)
     os.utime(root / STORE / name / "libcuda_loader.so", (1, 1))  # Windows gives all files of a driver its date

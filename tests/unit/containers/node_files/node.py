@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class NodeTree:
-    """Puts files under a directory that stands for a node's root; paths are the node's own."""
+    """Writes files below the root directory of a made-up node, by the node's own paths."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

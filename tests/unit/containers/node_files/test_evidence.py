@@ -1,4 +1,4 @@
-"""What is found of the kubelet and of container runtimes in a node's files, good and bad."""
+"""The facts about the kubelet and container runtimes in a node's files."""
 
 import errno
 import random
@@ -359,7 +359,7 @@ def test_a_file_of_crio_s_that_cannot_be_read_is_a_sentence(node, seen, path, co
     assert said in fault
 
 
-# What this process may not look at
+# Files that this process may not read
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is said of a choice of whole GPUs, held against the rule that is applied to every set there is."""
+"""Explanations of choices of whole GPUs, compared with the rule for every set."""
 
 from itertools import combinations
 

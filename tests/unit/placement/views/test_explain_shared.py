@@ -1,4 +1,4 @@
-"""What is said of a policy's choice among shared GPUs and MIG devices."""
+"""Explanations of a policy's choice among shared GPUs and MIG devices."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ def replicas(count: int, number: int = 8) -> list[Device]:
 
 
 def slices(*counts: int) -> list[Device]:
-    """So many MIG devices of each GPU."""
+    """This number of MIG devices of each GPU."""
     return [
         Device(f"MIG-{gpu}-{at}", uuid, f"MIG-{gpu}-{at}", f"{gpu}:{at}", kind=MIG)
         for gpu, (uuid, count) in enumerate(zip(DGX.topology.uuids, counts, strict=False))
@@ -35,7 +35,7 @@ def slices(*counts: int) -> list[Device]:
 
 
 def told(devices, free, size, policy, must=()) -> str:
-    """Why it is these; `free` and `must` have how many of each GPU, the last ones of the list."""
+    """The explanation. `free` and `must` have a number of devices of each GPU, the last in the list."""
     at = {
         gpu: [place for place, device in enumerate(devices) if device.index.split(":")[0] == str(gpu)] for gpu in free
     }
@@ -46,7 +46,7 @@ def told(devices, free, size, policy, must=()) -> str:
 
 
 def traced(required, others, size, devices, policy) -> shared.Trace:
-    """What was weighed on the way to the answer that the kubelet gets, which is the same without a trace."""
+    """The trace of a choice. The answer is the same without a trace."""
     trace = shared.Trace()
     ids, must = ([devices[at].id for at in places] for places in ([*others, *required], required))
     asked = ids, must, size, devices, {device.id: at for at, device in enumerate(devices)}, DGX, policy

@@ -1,4 +1,4 @@
-"""The topology as text: what users of nvidia-smi know, and words."""
+"""The topology as text: the matrix of nvidia-smi, and words."""
 
 from pathlib import Path
 

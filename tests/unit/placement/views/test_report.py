@@ -1,4 +1,4 @@
-"""What a daemon tells of its topology and of what it serves reaches a command whole."""
+"""The report of a daemon reaches a command with its topology and its resources."""
 
 import json
 
@@ -68,7 +68,7 @@ NAME = "nvidia.com/gpu"
 
 
 def through(*resources: tuple[Resource, str]) -> tuple[OfferedResource, ...]:
-    """What a command reads of a report on these resources."""
+    """The resources that a command reads from a report."""
     return reported(json.loads(json.dumps(report(Node(), resources))))[1]
 
 
