@@ -8,7 +8,7 @@ from gpu_plugin.state.log import EVENT, StateLog, read_log
 
 
 def stored(state: Path, kind: str) -> Any:
-    """Return the content of the record that a restart reads; None if there is none. Events: a list of all."""
+    """Return the content of the record that a restart reads, or None. For events, return a list of all."""
     content = read_log(state)
     if kind == EVENT:
         return [json.loads(record.content) for record in content.events]

@@ -47,7 +47,7 @@ def require_directory(path: Path) -> None:
 def require_apart(path: Path, socket_dir: Path) -> None:
     """Raise ConfigError if the state directory is the device plugin directory, also under another path. Blocks."""
     same = os.path.realpath(path) == os.path.realpath(socket_dir)
-    with suppress(OSError):  # one of the directories does not exist yet
+    with suppress(OSError):  # a directory does not exist yet
         same = same or path.samefile(socket_dir)
     if same:
         raise ConfigError(
@@ -67,7 +67,7 @@ class StateDirectory:
     def tidy(self, names: Sequence[str]) -> None:
         """Prepare the files of these names before the first read or write. Only the daemon that locked the directory may call it.
 
-        Removes unfinished copies of a killed process. Moves aside a link, a pipe or a directory. Replaces a file that has more
+        Removes unfinished copies of a killed process. Moves aside a link, a pipe or a directory. Replaces a file with more
         hard links by a copy, so that writes do not change the other names' file. Logs a warning if users other than the owner
         can write in the directory.
         """
@@ -199,7 +199,7 @@ def _check_owner_and_mode(directory: Path) -> None:
 
 
 def _require_own_file(file: Path) -> None:
-    """Replace a file that has more hard links by a copy. Raises OSError if it is not a regular file or cannot be replaced."""
+    """Replace a file with more hard links by a copy. Raises OSError if it is not a regular file or cannot be replaced."""
     there = file.lstat()
     if not stat.S_ISREG(there.st_mode):
         raise UnfitFileError(errno.EINVAL, kind(there.st_mode))

@@ -318,10 +318,12 @@ class StateLog:
             self._lock.release()
 
     def release(self) -> bool:
-        """Refuse all writes until `load`. Return False, and change nothing, if a write hangs. Does not block."""
+        """Close the files and refuse all writes until `load`. Return False, and change nothing, if a write hangs."""
         if not self._lock.acquire(blocking=False):
             return False
         self._released = True
+        for file in self._files:
+            file.close()
         self._lock.release()
         return True
 

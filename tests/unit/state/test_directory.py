@@ -99,7 +99,7 @@ def test_the_file_is_its_owners_alone_whatever_the_umask_is(state):
 
 def test_a_file_is_replaced_whole(state):
     state.write(NAME, Memory("long" * 1000))
-    with (state.path / NAME).open("rb") as reader:  # as one who reads while it is written
+    with (state.path / NAME).open("rb") as reader:  # before the write
         state.write(NAME, Memory("short"))
         assert reader.read().startswith(b'{\n "boot_id": "longlong')
     assert state.read(NAME, Memory) == Memory("short")

@@ -1,4 +1,4 @@
-"""Events are remembered over restarts."""
+"""Events outlive restarts."""
 
 import threading
 from pathlib import Path

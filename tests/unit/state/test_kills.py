@@ -118,6 +118,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         subprocess.run(["umount", "--lazy", str(state)], check=True)
 
 
+@pytest.mark.timeout(60 + KILLS)
 def test_a_kill_loses_nothing_that_was_accepted(disk: Disk) -> None:
     moments = random.Random(1)
     for _ in range(KILLS):

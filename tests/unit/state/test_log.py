@@ -1,4 +1,4 @@
-"""The state log: records in force outlive the process, whatever becomes of its two files and of the disk."""
+"""The state log: records in force outlive the process, also if its files are damaged or the disk is full."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""A daemon remembers everything of this boot, and only the operator's orders of another boot."""
+"""All state outlives a restart, and orders of operators outlive a boot, too."""
 
 import asyncio
 import threading
@@ -139,7 +139,7 @@ class Fixed:
 
 
 class Disk:
-    """A memory that is asked to write; what is known is `at`, what was written is `writes`."""
+    """A recorder and its memory. `at` is the present state, and `writes` has the evidence of each write."""
 
     def __init__(self, monkeypatch, directory):
         self.at = Known(0, (), Node(), ())
@@ -208,7 +208,9 @@ class TestRecorder:
         monkeypatch.setattr(recorder_module, "WRITTEN_SOON", 10.0)
         await disk.until((XID,))
         with anyio.fail_after(10):
-            while not await disk.recorder.written():  # the thread has written it before the loop hears of that
+            while (
+                not await disk.recorder.written()
+            ):  # the thread has written it, and the loop may not have the result yet
                 await anyio.sleep(0.001)
 
     async def test_what_is_learnt_last_is_written_at_the_end(self, monkeypatch, tmp_path):
@@ -234,7 +236,7 @@ class TestRecorder:
             begun.append(disk.at)
             held.wait(10)
             if not done:
-                ahead += recorder_module.LAST_WRITE  # as if the first write had taken so long
+                ahead += recorder_module.LAST_WRITE  # the first write seems to take all of this time
             time.sleep(moment)
             done.append(disk.at)
             return True
