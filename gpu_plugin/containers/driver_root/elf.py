@@ -88,9 +88,9 @@ def _tags(elf: ELFFile, dynamic: Any) -> dict[int, int]:
     tags: dict[int, int] = {}
     for tag, value in entry.iter_unpack(table[: len(table) // entry.size * entry.size]):
         if tag == _DT_NULL:
-            break
+            return tags
         tags.setdefault(tag, value)
-    return tags
+    raise LookupError("its dynamic table has no end")
 
 
 def _bytes(elf: ELFFile, at: int, most: int) -> bytes:

@@ -49,7 +49,9 @@ class Tree(msgspec.Struct):
     stamps: dict[str, Stamp] = msgspec.field(default_factory=dict)
     _absent: dict[str, None] = msgspec.field(default_factory=dict)
     _looked_for: dict[str, tuple[Kind, bool, Seen]] = msgspec.field(default_factory=dict)
-    _faulty: dict[str, SeenLibrary] = msgspec.field(default_factory=dict)  # unreadable libraries, by target
+    _incomplete: dict[str, SeenLibrary] = msgspec.field(
+        default_factory=dict
+    )  # libraries that may be copied now, by target
     _listed: set[str] = msgspec.field(default_factory=set)
 
     def names(self, directories: Iterable[str]) -> Listing:
@@ -121,8 +123,8 @@ class Tree(msgspec.Struct):
         if seen.fault or seen.kind is Kind.MISSING:
             return SeenLibrary(seen, fault=seen.fault or LEADS_NOWHERE)
         read = self._read(seen)
-        if read.fault:
-            self._faulty[seen.target] = read
+        if not read.soname:
+            self._incomplete[seen.target] = read
         return msgspec.structs.replace(read, seen=seen)
 
     def _read(self, seen: Seen) -> SeenLibrary:
@@ -136,7 +138,8 @@ class Tree(msgspec.Struct):
             if known is None:
                 read = elf.read(file)
                 known = SeenLibrary(seen, read.soname, read.machine, read.bits)
-            self.libraries[identity] = known
+            if known.soname:  # else it may be incomplete, and times are too coarse to show the rest of a copy
+                self.libraries[identity] = known
         except OSError as error:
             return SeenLibrary(seen, fault=f"it cannot be read: {error.strerror or error}")
         except ValueError as error:
@@ -162,8 +165,8 @@ class Tree(msgspec.Struct):
         return (
             any(stamp(path, times=then is None or bool(then[-1])) != then for path, then in self.stamps.items())
             or any(resolve(self.root, path) is not None for path in self._absent)
-            # A file that was being copied is completed without a change of its directory, and times are too coarse to show it.
-            or any(self._read(then.seen).fault != then.fault for then in self._faulty.values())
+            # A file that was being copied is completed without a change of its directory.
+            or any(self._read(then.seen) != then for then in self._incomplete.values())
             or any(
                 judge(self.root, path, (kind,), links=links).seen != then
                 for path, (kind, links, then) in self._looked_for.items()

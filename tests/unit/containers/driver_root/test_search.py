@@ -184,6 +184,8 @@ def test_everything_else_that_drivers_bring(root, search):
         "usr/local/share/vulkan/icd.d/nvidia_icd.json",
         "usr/local/share/egl/egl_external_platform.d/09_nvidia_wayland2.json",
         "usr/lib/xorg/modules/updates/drivers/nvidia_drv.so",
+        "usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so",
+        f"usr/lib64/xorg/modules/updates/extensions/libglxserver_nvidia.so.{VERSION}",
         "etc/X11/xorg.conf.d/10-nvidia.conf",
         "usr/lib64/xorg/modules/drivers/nvidia_drv.so",
         f"usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}",
@@ -201,6 +203,7 @@ def test_everything_else_that_drivers_bring(root, search):
         "libnvidia-nvvm70.so.4": "/usr/lib64/libnvidia-nvvm70.so.4",
     }
     extensions = "/usr/lib64/xorg/modules/extensions"
+    updates = "/usr/lib64/xorg/modules/updates/extensions"
     assert placed(files) == {
         "/usr/sbin/nvidia-persistenced": "/usr/sbin/nvidia-persistenced",
         f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin": f"/lib/firmware/{KERNEL}/nvidia/{VERSION}/gsp_ga10x.bin",
@@ -215,6 +218,8 @@ def test_everything_else_that_drivers_bring(root, search):
         ),
         "/usr/lib/xorg/modules/updates/drivers/nvidia_drv.so": "/usr/lib/xorg/modules/updates/drivers/nvidia_drv.so",
         "/usr/lib64/xorg/modules/drivers/nvidia_drv.so": "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
+        "/usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so": "/usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so",
+        f"{updates}/libglxserver_nvidia.so": f"{updates}/libglxserver_nvidia.so.{VERSION}",
         # X loads the extension by the name without a version.
         f"{extensions}/libglxserver_nvidia.so": f"{extensions}/libglxserver_nvidia.so.{VERSION}",
     }
@@ -338,23 +343,32 @@ def test_nothing_else_has_it_searched_again(root, search):
     assert search.searches == 2
 
 
-def test_a_library_that_was_being_copied_is_read_again(root, search):
+@pytest.mark.parametrize("allocated", [False, True], ids=["cut short", "allocated in full"])
+def test_a_library_that_was_being_copied_is_read_again(root, search, allocated):
     root.driver("usr/lib64")
     file = root.library(f"usr/lib64/libnvcuvid.so.{VERSION}", "libnvcuvid.so.1")
     content, status = file.read_bytes(), file.stat()
-    file.write_bytes(content[: len(content) // 2])
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    whole = bound(found(search))
+    for copied in range(0, len(content), 8):
+        file.write_bytes(content[:copied] + bytes(len(content) - copied if allocated else 0))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        partly = Search([(str(root.path), HOST)])
+        partly.files(VERSION)
+        file.write_bytes(content)
+        os.utime(
+            file, ns=(status.st_atime_ns, status.st_mtime_ns)
+        )  # the clock of a file system may not have ticked since
+        assert bound(found(partly)) == whole, copied
+
+
+def test_a_library_that_stays_incomplete_is_not_searched_again(root, search):
+    root.driver("usr/lib64")
+    file = root.library(f"usr/lib64/libnvcuvid.so.{VERSION}", "libnvcuvid.so.1")
+    file.write_bytes(file.read_bytes()[:100])
     [complaint] = search.files(VERSION).complaints
     assert "libnvcuvid" in complaint
     search.files(VERSION)
     assert search.searches == 1
-    file.write_bytes(content)
-    os.utime(
-        file, ns=(status.st_atime_ns, status.st_mtime_ns)
-    )  # as the clock of a file system may not have ticked since
-    assert "libnvcuvid.so.1" in bound(found(search))
-    search.files(VERSION)
-    assert search.searches == 2
 
 
 def test_another_driver_version_has_it_searched_again(root, search):
