@@ -25,7 +25,7 @@ SHARED = (_CTL, _UVM, _UVM_TOOLS)  # device nodes that CUDA opens in addition to
 _FRONTEND_MAJOR = 195
 _CTL_MINOR = 255
 
-_UNNEEDED = ok("does not exist, and only profilers need it")
+UNNEEDED = ok("does not exist, and only profilers need it")
 
 _MAJOR = re.compile(r"^\s*(\d+) (\S+)$", re.MULTILINE)
 
@@ -69,7 +69,7 @@ def device_nodes(node: Node) -> Finding | list[Finding]:
             found = failed(f"opening it: {found.why}", "its GPU hangs: look for Xid lines in the kernel log")
         if found.status is not Status.OK:
             troubles.setdefault(found, []).append(path)
-        elif found is not _UNNEEDED:
+        elif found is not UNNEEDED:
             fine.append(path)
     if troubles:
         return [replace(each, found=f"{', '.join(paths)}: {each.found}") for each, paths in troubles.items()]
@@ -106,7 +106,7 @@ def look(path: str, node: Node, majors: Mapping[str, int]) -> Finding:
 
 def _missing(path: str) -> Finding:
     if path == _UVM_TOOLS:
-        return _UNNEEDED
+        return UNNEEDED
     if path == _UVM:
         return warning("does not exist; without it no CUDA program starts", f"modprobe nvidia-uvm on the node; {_MAKE}")
     return failed("does not exist", _MAKE)

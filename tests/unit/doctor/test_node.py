@@ -171,6 +171,15 @@ def test_a_read_that_fails_is_a_fact_that_is_not_known(short_path, error, why):
     assert looked_at(short_path).known("it", fail) == Unknown(why)
 
 
+def test_a_process_that_may_have_no_more_threads(short_path, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    seen = looked_at(short_path)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert seen.known("it", str) == Unknown("RuntimeError: can't start new thread")
+
+
 def test_a_fact_is_read_once(short_path):
     seen = looked_at(short_path)
     numbers = iter(range(9))

@@ -254,6 +254,16 @@ def test_directory(tmp_path):
     assert "too long" in read_directory("/" + "x" * 300, tmp_path).error.lower()
 
 
+def test_a_directory_that_was_removed_while_it_is_open(tmp_path):
+    (tmp_path / "removed").mkdir()
+    descriptor = os.open(tmp_path / "removed", os.O_RDONLY)
+    (tmp_path / "removed").rmdir()
+    try:
+        assert read_directory(f"/proc/self/fd/{descriptor}", tmp_path).removed
+    finally:
+        os.close(descriptor)
+
+
 def test_a_directory_that_may_not_be_written(short_path):
     short_path.chmod(0o555)
     me = os.geteuid()
@@ -333,6 +343,7 @@ def test_the_kubelets_directory(short_path):
     with ExitStack() as listening:
         for name in ("kubelet.sock", "gpu-plugin-gpu-1.sock", "nvidia-gpu.sock"):
             listening.enter_context(closing(listen(short_path / name)))
+        (short_path / "link.sock").symlink_to("nvidia-gpu.sock")
         others = other_plugins.read_others(str(short_path), str(short_path / "kubelet.sock"))
     assert others == ["nvidia-gpu.sock"]
     assert not kubelet_directory.read_kubelet_directory(str(short_path), Path("/"))[1]
@@ -397,14 +408,15 @@ def test_fabric_manager(short_path):
     assert fabric_manager.read_trace(short_path, roots) == ""
 
 
-def test_mps(short_path):
+def test_mps(short_path, monkeypatch):
     up, down = short_path / "m/nvidia.com/gpu", short_path / "m/nvidia.com/old"
     for each in (up, down):
         (each / "pipe").mkdir(parents=True)
     listen(down / "pipe/control").close()
     (short_path / "proc").mkdir()
     with closing(listen(up / "pipe/control")):
-        seen = mps.read_mps(str(short_path / "m"), short_path)
+        monkeypatch.setattr(mps, "root_here", {"/on-the-host": short_path / "m"}.__getitem__)
+        seen = mps.read_mps("/on-the-host", short_path)
     assert seen.directories == {str(up): True, str(down): False}
     assert mps.read_mps("", short_path).directories == {}
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.containers.strategy_choice import KubeletEvidence, NodeEvidence
 from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.doctor.checks.device_nodes import UNNEEDED
 from gpu_plugin.doctor.checks.mps import Mps
 from gpu_plugin.doctor.daemon import Daemon
 from gpu_plugin.doctor.directory import Directory
@@ -183,6 +184,7 @@ TABLE: list[Row] = [
         FAILED,
         ("no answer within 10 s", "state D"),
     ),
+    ("device-nodes", {"/dev/nvidia-uvm-tools": UNNEEDED}, OK, ("/dev/nvidiactl, /dev/nvidia-uvm and the device",)),
     ("device-nodes", {"/dev/nvidia1": HUNG}, FAILED, ("/dev/nvidia1: opening it: no answer", "hangs")),
     ("device-nodes", {f"/dev/nvidia{i}": failed("x", "y") for i in (0, 1)}, FAILED, ("/dev/nvidia0, /dev/nvidia1: x",)),
     ("device-nodes", {"released": ("1",), "driver": Unknown("GPU 1 is released")}, SKIPPED, ("maintenance",)),
