@@ -180,7 +180,11 @@ class EventStore:
     async def save_within(self, seconds: float) -> None:
         """Write the missing events at the end of the process. They are lost if the write takes longer than `seconds`."""
         if self._written < self._added and not await self._write(seconds):
-            log.warning("the last events are lost: they could not be written within %g s", seconds)
+            log.warning(
+                "%s: the last events are lost: their write failed or took longer than %g s",
+                self._log.state_dir,
+                seconds,
+            )
 
     async def _write(self, seconds: float) -> bool:
         """Write the missing events. Return True on success. While a write hangs, no other write begins."""
