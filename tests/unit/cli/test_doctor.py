@@ -19,7 +19,6 @@ from gpu_plugin.cli.doctor import lines
 from gpu_plugin.doctor.checks import CHECKS
 from gpu_plugin.doctor.finding import failed, note, ok, skipped, warning
 from gpu_plugin.runtime import control
-from gpu_plugin.simulation import profile
 from tests.unit.doctor.made_up import status
 
 FOUND = [
@@ -34,7 +33,7 @@ FOUND = [
 ]
 
 
-PROFILES = Path(profile.__file__).parent / "profiles"
+EXAMPLE = Path(__file__).parents[3] / "docs/simulated-node.yaml"
 
 AS_NOBODY = """
 import contextlib, hashlib, io, os, sys, yaml  # those two as well, which are the looking process's
@@ -222,7 +221,7 @@ def test_as_another_user(short_path):
     for name in ("k/device-plugins", "state"):
         (short_path / name).mkdir(parents=True)
     (short_path / "state").chmod(0o700)
-    copied = shutil.copy(PROFILES / "t4-4.yaml", short_path)
+    copied = shutil.copy(EXAMPLE, short_path)
     done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, *arguments(short_path, "--simulate", str(copied), "-o", "json")],
         check=False,
