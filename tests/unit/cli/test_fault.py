@@ -8,7 +8,7 @@ from gpu_plugin.simulation import condition, faults, part_faults
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the command asks the daemon for."""
+    """The requests of the command to the daemon."""
     requests = []
 
     def request(state_dir, verb, **fields):
