@@ -88,7 +88,7 @@ def wrapped(text: str, indent: str = "", columns: int | None = None) -> Iterator
     )
 
 
-NARROWEST = 5  # the least width of a column that is cut
+NARROWEST = 5  # the least width of a narrowed column
 
 
 def table(rows: list[list[str]], columns: int | None = None, cut_first: Sequence[int] = ()) -> list[str]:
@@ -177,7 +177,7 @@ def lossy_output() -> Iterator[Callable[[], str]]:
 
 
 def _lossy(stream: TextIO | None) -> _LossyDescriptor | None:
-    """Return the replacement of a stream; None if the stream is already replaced by an object that is not a file."""
+    """Return the replacement of a stream; None if the stream was already replaced by an object without a descriptor."""
     if stream is None:  # the parent process closed it; its descriptor may be of another file by now
         return _LossyDescriptor(-1, OSError(errno.EBADF, os.strerror(errno.EBADF)))
     try:

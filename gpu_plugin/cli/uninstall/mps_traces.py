@@ -17,7 +17,7 @@ _MNT_DETACH = 2  # umount2(2), sys/mount.h
 
 
 def remove_mps_traces(root: Path) -> Removal:
-    """Remove the files of a supervisor that has ended from the MPS root, and the root if it is then empty.
+    """Remove the files of an ended supervisor from the MPS root, and the root if it is then empty.
 
     The shared memory is unmounted, which needs the capability SYS_ADMIN. The directory of a control daemon that still
     listens stays, and so do other programs' files.

@@ -32,8 +32,8 @@ async def clean(
     are repeated. With `release`, nothing is changed unless Helm installed the DaemonSet as that release.
 
     Raises:
-        UnreachableError: the DaemonSet could not be read or deleted, or the one that cleans up could not be created.
-        ForeignDaemonSetError: it does not run gpu-plugin, or a foreign DaemonSet has the name of the one that cleans up; nothing
+        UnreachableError: the DaemonSet could not be read or deleted, or its cleanup DaemonSet could not be created.
+        ForeignDaemonSetError: it does not run gpu-plugin, or a foreign DaemonSet has the name of its cleanup DaemonSet; nothing
             was changed.
     """
     cleaner = template.cleanup_name(name)

@@ -1,4 +1,4 @@
-"""`gpu-plugin cdi`: what it makes, judges, lists and removes, and what it says of what cannot be."""
+"""`gpu-plugin cdi`: generating, validating, listing and removing specifications, and its errors."""
 
 import errno
 import io
@@ -107,7 +107,7 @@ def test_what_cannot_be_removed_is_said_after_the_rest_is(cdi, tmp_path, monkeyp
 
 
 def bomb(levels, width):
-    """A few lines of aliases that stand for width**levels values."""
+    """A few lines of aliases with width**levels values."""
     lines = ["a0: &a0 x"]
     lines += [f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * width)}]" for at in range(1, levels)]
     return "\n".join(lines)

@@ -34,7 +34,7 @@ EVENTS = [
 
 @pytest.fixture
 def daemon(monkeypatch):
-    """The requests to a daemon that has `EVENTS`."""
+    """The requests to a daemon with `EVENTS`."""
     asked = []
 
     def request(_state_dir, verb, **fields):
