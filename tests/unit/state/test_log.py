@@ -341,14 +341,15 @@ def test_a_file_that_cannot_be_read_is_kept_aside(state, log, monkeypatch, caplo
 def test_a_directory_that_cannot_be_written_is_logged_once_until_it_can(state, caplog):
     caplog.set_level("INFO")
     state.write_text("a file")
-    log = StateLog(state)
+    log = opened(state)
     for _ in range(3):
         assert not log.write(HEALTH, "cordon")
         assert not log.add_event("order")
     state.unlink()
     assert log.write(HEALTH, "cordon")
     assert log.add_event("order")
-    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2 + ["INFO"] * 2
+    assert [record.levelname for record in caplog.records] == [*["ERROR"] * 2, "WARNING", *["ERROR"] * 2, *["INFO"] * 2]
+    assert log.latest(GPUS) is None
     assert (latest(state), events(state)) == ("cordon", ["order"])
 
 

@@ -100,6 +100,14 @@ def test_an_invalid_record_is_logged_and_replaced(state, caplog, content):
     assert memory(state).evidence() == (XID,)
 
 
+def test_gpus_of_an_earlier_boot_are_remembered_until_they_are_found(state):
+    assert memory(state).before() == ()
+    gone = Gpu("GPU-gone", 7, 7, "0000:2b:00.0", "NVIDIA H100")
+    write(memory(state), (), Node(NODE.gpus, absent=(gone,)), LISTED)
+    assert memory(state).before() == (gone,)
+    assert memory(state, "two").before() == (NODE.gpus[0], gone)
+
+
 def test_devices_are_remembered_as_they_were_also_devices_that_cannot_be_listed(state):
     part = Device("MIG-1::0", "GPU-1", "MIG-1", "0:1", kind=MIG)
     shared = replace(part, sharing=SharedResource("nvidia.com/mig", "nvidia.com/mig", 2, "time-slicing"))
