@@ -86,3 +86,7 @@ def test_groups_of_any_node_hold_what_they_say(made):
         assert not any({(a, b), (a, c), (b, c)} <= set(linked) for a, b, c in combinations(left, 3))
     every = combinations(range(len(made.gpus)), 2)
     assert sorted(found) == [(a, b) for a, b in every if groups.links[a][b].nvlinks]
+
+
+def test_numa_nodes_come_in_the_order_of_their_first_gpu():
+    assert LinkGroups.of(node([3, 1, 3, None], {})).numa == ((3, (0, 2)), (1, (1,)), (None, (3,)))

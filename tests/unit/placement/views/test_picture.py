@@ -231,3 +231,28 @@ def test_no_line_passes_over_what_is_written_on_a_gpu_that_is_held_back():
     for line in drawn[at + 1 : at + 3]:  # its name and its bus id, each on a spot of its own
         assert line.index(f'<rect fill="{GREY}"') < line.index("<text")
     assert f'fill="{PALE}"' not in "".join(drawn[at + 1 : at + 3])
+
+
+def test_a_gpu_with_fewer_links_to_the_switches_has_a_line_of_its_own_width():
+    links = mesh(range(4), Link(18, 40, switched=True)) | dict.fromkeys(
+        [(0, 3), (1, 3), (2, 3)], Link(6, 40, switched=True)
+    )
+    widths = {
+        each.get("data-gpu"): number(each, "stroke-width") for each in Seen(node([0] * 4, links)).of_class("switched")
+    }
+    assert widths == {"0": 12, "1": 12, "2": 12, "3": 4}
+
+
+def test_it_has_paper_of_its_own():
+    seen = Seen(dgx1())
+    paper = seen.root.find(f"{SVG}rect")
+    assert (paper.get("width"), paper.get("height")) == (seen.root.get("width"), seen.root.get("height"))
+    assert paper.get("fill") == "#ffffff"
+
+
+def test_few_gpus_stand_in_the_middle_of_their_canvas():
+    seen = Seen(node([0, 0], {}))
+    boxes = seen.boxes()
+    left, right = boxes[0][0], number(seen.root, "width") - boxes[-1][1]
+    assert abs(left - right) <= 1
+    assert left < number(seen.root, "width") / 2
