@@ -106,7 +106,7 @@ def shape(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def forgotten(kind: str) -> list[str]:
-    """Return a sentence for each function with the same shape that is not entered. Private functions are helpers of public ones."""
+    """Return a sentence for each function with the same shape that is not entered. Private functions are helpers."""
     known = KINDS[kind]
     shapes = {shape(each) for each in known.entered}
     helpers = not any(each.__name__.startswith("_") for each in known.entered)
