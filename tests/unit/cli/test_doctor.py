@@ -37,7 +37,7 @@ FOUND = [
 PROFILES = Path(profile.__file__).parent / "profiles"
 
 AS_NOBODY = """
-import contextlib, hashlib, io, os, sys, yaml  # those two as well, which are the looking process's
+import contextlib, hashlib, io, os, queue, sys, yaml  # those three as well, which are the looking process's
 from gpu_plugin.cli import main
 if not os.geteuid():
     with contextlib.redirect_stdout(io.StringIO()):
