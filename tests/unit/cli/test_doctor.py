@@ -36,7 +36,7 @@ FOUND = [
 EXAMPLE = Path(__file__).parents[3] / "docs/simulated-node.yaml"
 
 AS_NOBODY = """
-import contextlib, hashlib, io, os, sys, yaml  # those two as well, which are the looking process's
+import contextlib, hashlib, io, os, queue, sys, yaml  # those three as well, which are the looking process's
 from gpu_plugin.cli import main
 if not os.geteuid():
     with contextlib.redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-"""What operators choose by name has a line and a function, and whoever forgets one of the two is told where it goes."""
+"""Each choice by name has a line and a function. If one of the two is missing, the error names its place."""
 
 import re
 import subprocess
@@ -39,13 +39,13 @@ ROOT = Path(__file__).parents[3]
 
 
 def modules(package: ModuleType) -> list[ModuleType]:
-    """Every file of a package, whether anybody imports it or not."""
+    """Import and return every module of a package."""
     return [import_module(f"{package.__name__}.{each.name}") for each in iter_modules(package.__path__)]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is chosen by name: its registry and the lines of that, where the functions are, and which of them are entered."""
+    """A kind of choice: its registry and lines, the place of the functions, and the entered functions."""
 
     registry: Registry[Any]
     lines: Collection[str]
@@ -101,12 +101,12 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def shape(function: Callable[..., Any]) -> tuple[str, ...]:
-    """What it takes and gives, whatever it calls that, and whichever memory the latch of a signal has."""
+    """Return the types of parameters and result, without the type of the state of a latch."""
     return tuple(re.sub(r"Latch\[\S*\]", "Latch", str(each)) for each in get_annotations(function).values())
 
 
 def forgotten(kind: str) -> list[str]:
-    """A sentence for each function that looks like one of these, and is none; beside public ones, private ones are helpers."""
+    """Return a sentence for each function with the same shape that is not entered. Private functions are helpers."""
     known = KINDS[kind]
     shapes = {shape(each) for each in known.entered}
     helpers = not any(each.__name__.startswith("_") for each in known.entered)

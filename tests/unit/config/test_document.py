@@ -14,7 +14,7 @@ BOUNDED = hypothesis_settings(max_examples=30, deadline=None)
 
 
 def faults(text: str | bytes) -> list[str]:
-    """What is wrong with a text."""
+    """Return the faults of a text."""
     with pytest.raises(ConfigError) as caught:
         parse(text if isinstance(text, bytes) else text.encode(), "f")
     return [str(fault) for fault in caught.value.faults]

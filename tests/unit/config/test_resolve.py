@@ -18,7 +18,7 @@ from gpu_plugin.config.values import boolean, path, text
 
 BOUNDED = hypothesis_settings(max_examples=40, deadline=None)
 
-# Two values of every option as somebody may write them, neither of them the default where there is a third.
+# Two valid texts for every option. Neither is the default if there is a third value.
 VALUES: dict[str, tuple[str, str]] = {
     "mig_strategy": ("single", "mixed"),
     "driver_root": ("/run/nvidia/driver", "/opt/driver"),
@@ -67,7 +67,7 @@ VALUES: dict[str, tuple[str, str]] = {
     "xid_config": ("13", "31,43"),
 } | {option.name: ("true", "false") for option in OPTIONS if option.switch}
 
-# What must be given beside an option.
+# Values that an option needs.
 BESIDE: dict[str, dict[str, object]] = {"config_file_srcdir": {"node_name": "node-a"}}
 
 

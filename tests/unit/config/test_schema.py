@@ -18,7 +18,7 @@ BOUNDED = hypothesis_settings(max_examples=40, deadline=None)
 
 
 def faults(text: str) -> list[str]:
-    """What is wrong with a file."""
+    """Return the faults of a file."""
     with pytest.raises(ConfigError) as caught:
         resolve({}, {}, parse(text.encode(), "f"))
     return [str(fault) for fault in caught.value.faults]
@@ -36,7 +36,7 @@ def mappings(value: Any, place: Place = ()) -> Iterator[tuple[Place, dict[str, A
 
 
 def leaves(value: Any, place: Place = ()) -> Iterator[Place]:
-    """The places of all single values that stand under a key."""
+    """Return the places of all single values of keys."""
     for where, mapping in mappings(value, place):
         yield from ((*where, key) for key, inner in mapping.items() if not isinstance(inner, dict | list))
 
@@ -83,7 +83,7 @@ def test_a_value_that_cannot_be_is_told_with_its_path_and_line(content, data):
     holder[place[-1]] = {"unheardOf": 1}
     text = yaml.safe_dump(changed)
     told = faults(text)
-    # The key stands on the line before the mapping that it cannot be.
+    # The key is on the line before the mapping.
     assert f"f:{line_of(text, 'unheardOf') - 1}: {spell(place)}: " in "\n".join(told)
     assert all(fault.startswith("f:") for fault in told)
 

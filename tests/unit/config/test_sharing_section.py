@@ -19,14 +19,14 @@ def shared(text: str, **flags: str) -> tuple[SharedResource, ...]:
 
 
 def faults(text: str, **flags: str) -> list[str]:
-    """What is wrong with a file."""
+    """Return the faults of a file."""
     with pytest.raises(ConfigError) as caught:
         resolve({**MPS_ROOT, **flags}, {}, parse(text.encode(), "f"))
     return [str(fault) for fault in caught.value.faults]
 
 
 def entries(*rows: str, section: str = "timeSlicing", also: str = "") -> str:
-    """A file with these rows of one section; the first stands on line 4."""
+    """Return a file with these rows of one section, from line 4."""
     return f"sharing:\n  {section}:\n    resources:\n" + "".join(f"    - {{{row}}}\n" for row in rows) + also
 
 

@@ -157,7 +157,7 @@ def test_a_root_is_read_without_needless_slashes_and_dots():
         "//a": "/a",
         "/a/./b/.": "/a/b/",
         "/a/.b/..c/": "/a/.b/..c/",
-        "/a/../b": "/a/../b",  # the parent of what a link leads to may be another directory
+        "/a/../b": "/a/../b",  # a link may lead to a directory with another parent
     }
     for written, read in roots.items():
         assert values.root(written) == values.optional_root(written) == read
