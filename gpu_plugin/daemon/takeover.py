@@ -153,9 +153,9 @@ class Takeover:
         self._now.takes_over = False
         self.takes_orders.set()
         if from_former:
-            await begin(self._lock.wait_directory, "directory-lock").result()
+            had_former = await begin(self._lock.wait_directory, "directory-lock").result()
             self._inventory.former_ended(anyio.current_time())
-            for name in self._store.current.resources:
+            for name in self._store.current.resources if had_former else ():
                 self._store.resend(name)  # the former daemon may have sent a list after ours
         late = await begin(self._memory.handed_over, "state").result()
         self._health.adopt(late)

@@ -187,11 +187,15 @@ class NodeLock:
         elif not self._keep_file(descriptor):
             time.sleep(RETRY)  # the daemon that replaced the file may not have locked it yet
 
-    def wait_directory(self) -> None:
-        """Block until another daemon has unlocked the kubelet's directory, and lock it."""
+    def wait_directory(self) -> bool:
+        """Lock the kubelet's directory, and block while another daemon has it. Return True if another daemon had it."""
+        waited = False
         with suppress(FileNotFoundError):
-            self._entry = _lock(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            waited = not self._take_directory()
+            if waited:
+                self._entry = _lock(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         self.former_serves = False
+        return waited
 
     def claim(self) -> None:
         """Lock the claim, which requests a handover. Blocks while another new daemon has it. Raises OSError."""

@@ -126,9 +126,9 @@ def test_a_large_hostile_file_costs_neither_time_nor_memory(tmp_path):
     elf.read.__module__  # noqa: B018 - imports are over before memory is counted
     tracemalloc.start()
     try:
-        assert elf.read(str(endless)).soname == ""
-        with pytest.raises(ValueError, match="damaged"):
-            elf.read(str(name))
+        for file in (endless, name):
+            with pytest.raises(ValueError, match="damaged"):
+                elf.read(str(file))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
