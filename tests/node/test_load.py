@@ -154,7 +154,7 @@ async def test_thousands_of_streams_that_nobody_reads_cost_little_and_the_kubele
     """The peers read nothing, and open as many streams as HTTP/2 lets them on each connection."""
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
-    before, opened, ended = resident(daemon), 0, 0
+    before, opened = resident(daemon), 0
     async with AsyncExitStack() as peers:
         while opened < STREAMS:
             peer = await peers.enter_async_context(meeting(socket_of(daemon)))
@@ -163,8 +163,10 @@ async def test_thousands_of_streams_that_nobody_reads_cost_little_and_the_kubele
                 peer.h2.send_data(stream, b"\0\0\0\0\0", end_stream=True)
                 opened += 1
             await peer.met()
-            ended += sum(isinstance(event, StreamEnded | StreamReset) for event in peer.events)
-        assert ended
+        assert sum(isinstance(event, StreamEnded | StreamReset) for event in peer.events) < 100
+        await peer.met()
+        ended = sum(isinstance(event, StreamEnded | StreamReset) for event in peer.events)
+        assert ended >= 100 - MAX_STREAMS
         assert resident(daemon) - before < 25
         daemon.fault(7, xid=79)
         await kubelet.wait_for(healthy(kubelet, 7))
