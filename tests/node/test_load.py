@@ -14,6 +14,7 @@ from h2.events import StreamEnded, StreamReset
 from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.service import MAX_STREAMS
 from gpu_plugin.runtime.control import request
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
 from tests.node.forked import ROOT
