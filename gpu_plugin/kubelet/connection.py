@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import struct
-from typing import cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import grpclib.server
 from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from grpclib.protocol import H2Protocol
+from grpclib.protocol import H2Protocol, Stream
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.exceptions import ProtocolError
@@ -24,6 +26,8 @@ H2Connection.MAX_CLOSED_STREAMS = 256
 # Bytes. A kubelet's request names the ids of one resource at most twice, as available and as required. The list that the ids
 # come from has at most 4 MiB, and more content than the ids.
 LONGEST_REQUEST = 8 * 1024 * 1024
+
+Headers = list[tuple[str, str]]
 
 
 async def received(stream: grpclib.server.Stream[bytes, bytes], longest: int = LONGEST_REQUEST) -> bytes:
@@ -47,6 +51,18 @@ async def received(stream: grpclib.server.Stream[bytes, bytes], longest: int = L
     if len(data) < size:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request ended within its message")
     return data
+
+
+class Requests(grpclib.server.Handler):
+    """The requests of a connection. grpclib would keep an ended request, 10 KiB, until later requests come."""
+
+    def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], Any]) -> None:
+        """Start a request, and drop it when it has ended."""
+        super().accept(stream, headers, release_stream)
+        self._tasks[stream].add_done_callback(partial(self._drop, stream))
+
+    def _drop(self, stream: Stream, _: "asyncio.Task[None]") -> None:
+        self._tasks.pop(stream, None)
 
 
 class TrackedProtocol(H2Protocol):

@@ -20,7 +20,7 @@ import grpclib.server
 from grpclib.protocol import H2Protocol
 
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.connection import TrackedProtocol
+from gpu_plugin.kubelet.connection import Requests, TrackedProtocol
 from gpu_plugin.kubelet.socket import Identity, identity
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -59,7 +59,7 @@ class SocketServer(grpclib.server.Server):
 
     def _protocol_factory(self) -> H2Protocol:
         self.__gc_step__()
-        handler = grpclib.server.Handler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
+        handler = Requests(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
         self._handlers.add(handler)
         return TrackedProtocol(handler, self._config, self._h2_config, self.connections, self._lost)
 
