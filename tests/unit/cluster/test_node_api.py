@@ -13,6 +13,7 @@ from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.node_api import Condition, NodeApi
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
+from tests.unit.waiting import until
 
 TAINT = "nvidia.com/gpu-unhealthy"
 THEIRS = {"key": "example.com/theirs", "effect": "NoExecute", "value": "v", "timeAdded": "2026-01-01T00:00:00Z"}
@@ -233,9 +234,7 @@ async def test_it_ends_at_once_amid_a_request(server, api):
     server.silent = True
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(api.apply_condition, None)
-        with anyio.fail_after(10):
-            while not server.requests:
-                await anyio.sleep(0.001)
+        await until(lambda: server.requests)
         began = time.monotonic()
         tasks.cancel_scope.cancel()
     assert time.monotonic() - began < 0.5
@@ -247,8 +246,6 @@ async def test_two_tasks_that_ask_at_once_have_a_connection_each(server, api):
     async with anyio.create_task_group() as tasks:
         for _ in range(2):
             tasks.start_soon(api.apply_condition, None)
-        with anyio.fail_after(10):
-            while len(server.requests) < 2:
-                await anyio.sleep(0.001)
+        await until(lambda: len(server.requests) >= 2)
         assert len(server._writers) == 2
         tasks.cancel_scope.cancel()

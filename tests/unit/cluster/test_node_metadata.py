@@ -15,6 +15,7 @@ from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.runtime.backoff import Backoff
 from tests.unit.cluster.api_server import LABEL, NODE
+from tests.unit.waiting import until
 
 
 class Told:
@@ -60,9 +61,7 @@ async def test_a_watch_has_the_system_notice_that_its_peer_is_gone(api, kubeconf
     monkeypatch.setattr(node_metadata, "keep_alive", noted)
     async with following(kubeconfig):
         await api.until(lambda: api.watchers)
-        with anyio.fail_after(10):
-            while not seen:
-                await anyio.sleep(0.005)
+        await until(lambda: seen)
     assert seen == [1, 15, 5, 3]
 
 
@@ -221,9 +220,7 @@ async def test_an_api_that_is_away_at_the_start_is_waited_for(api, kubeconfig, c
     api.label("a100")
     await api.stop()
     async with following(kubeconfig) as told:
-        with anyio.fail_after(10):
-            while "cannot be reached" not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: "cannot be reached" in caplog.text)
         await anyio.sleep(0.3)
         assert told.values == []
         await api.start()
@@ -377,9 +374,7 @@ async def test_a_kubeconfig_that_cannot_be_used_is_said_and_read_again(api, tmp_
     if content is not None:
         path.write_text(content)
     async with following(str(path)) as told:
-        with anyio.fail_after(10):
-            while says not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: says in caplog.text)
         api.kubeconfig(tmp_path)
         await told.until(None)
     assert str(path) in caplog.text
@@ -400,9 +395,7 @@ async def test_a_kubeconfig_without_a_user_is_enough_where_the_server_asks_for_n
 async def test_outside_a_pod_the_lack_of_a_service_account_is_said(monkeypatch, caplog):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     async with following(""):
-        with anyio.fail_after(10):
-            while "no usable service account in this pod" not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: "no usable service account in this pod" in caplog.text)
     assert "--kubeconfig" in caplog.text
 
 
@@ -418,9 +411,7 @@ async def test_a_resolver_that_hangs_holds_up_nothing(api, tmp_path, monkeypatch
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     async with following(path):
-        with anyio.fail_after(10):
-            while "is not resolved within" not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: "is not resolved within" in caplog.text)
         began = time.monotonic()
     took = time.monotonic() - began
     over.set()

@@ -28,6 +28,7 @@ from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.recorder import Recorder
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
+from tests.unit.waiting import until
 
 GPU = "nvidia.com/gpu"
 GPUS = (Gpu("GPU-a", 0), Gpu("GPU-b", 1))
@@ -190,12 +191,6 @@ class World:
             tasks.start_soon(self.health.publish, cast("Recorder", self), self.inventory)
             yield
             tasks.cancel_scope.cancel()
-
-
-async def until(met, seconds=10):
-    with anyio.fail_after(seconds):
-        while not met():
-            await anyio.sleep(0.001)
 
 
 def test_events_are_told_as_the_settings_of_now_ask(tmp_path):

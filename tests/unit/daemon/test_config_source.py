@@ -16,6 +16,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.config_source import CHOICE_FILE, ConfigSource, LastChoice
 from tests.unit.cluster.api_server import LABEL, NODE, FakeApiServer
 from tests.unit.daemon.config_map import ConfigMapVolume, Listener
+from tests.unit.waiting import until
 
 
 @pytest.fixture
@@ -132,15 +133,11 @@ async def test_a_directory_that_cannot_be_read_is_no_directory_without_files(api
         await made.becomes("default")
         if began == "before":
             volume.directory.rename(gone)
-            with anyio.fail_after(10):
-                while "cannot be read: No such file" not in made.source.complaint:
-                    await anyio.sleep(0.005)
+            await until(lambda: "cannot be read: No such file" in made.source.complaint)
             assert made.file() == "default"
             assert made.heard.calls == 1
             gone.rename(volume.directory)
-            with anyio.fail_after(10):
-                while made.source.complaint:
-                    await anyio.sleep(0.005)
+            await until(lambda: not made.source.complaint)
     if began == "after a restart":
         volume.directory.rename(gone)
         async with by_label(api, volume, tmp_path, **label) as made:
@@ -186,9 +183,7 @@ async def test_an_unknown_label_keeps_the_last_and_is_said_once_a_value(api, vol
         await api.until(lambda: api.watchers)
         for value in ("b200", "gb200"):
             api.label(value)
-            with anyio.fail_after(10):
-                while f"specified config {value} " not in caplog.text:
-                    await anyio.sleep(0.01)
+            await said(caplog, f"specified config {value} ")
         volume.write(a100="other", default="d", h100="h")
         await anyio.sleep(0.3)
         assert made.file() == "h100"
@@ -205,9 +200,7 @@ async def test_the_file_in_force_may_go_and_come_back_as_another(api, volume, tm
     async with by_label(api, volume, tmp_path) as made:
         await made.becomes("h100")
         volume.write(a100="a", default="d")
-        with anyio.fail_after(10):
-            while "specified config h100" not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: "specified config h100" in caplog.text)
         assert made.file() == "h100"
         assert made.heard.calls == 1
         volume.write(a100="a", default="d", h100="another")
@@ -237,9 +230,7 @@ async def test_hidden_entries_and_directories_are_no_configs(api, tmp_path):
 
 
 async def said(caplog, text):
-    with anyio.fail_after(10):
-        while text not in caplog.text:
-            await anyio.sleep(0.005)
+    await until(lambda: text in caplog.text)
 
 
 async def test_a_directory_that_comes_late_is_waited_for(api, tmp_path, caplog):
@@ -275,16 +266,12 @@ async def test_an_api_that_is_away_is_waited_for_where_nothing_was_chosen_before
         await api.until(lambda: api.watchers)
         assert made.source.watch_trouble == ""
         await api.stop()
-        with anyio.fail_after(10):
-            while "are not received: the Kubernetes API cannot be reached" not in made.source.watch_trouble:
-                await anyio.sleep(0.005)
+        await until(lambda: "are not received: the Kubernetes API cannot be reached" in made.source.watch_trouble)
         assert made.file() == "h100"
         assert made.source.complaint == ""
         assert made.heard.calls == 1
         await api.start()
-        with anyio.fail_after(10):
-            while made.source.watch_trouble:
-                await anyio.sleep(0.005)
+        await until(lambda: not made.source.watch_trouble)
 
 
 async def test_after_a_restart_the_last_choice_is_used_until_the_label_is_told(api, volume, tmp_path, caplog):

@@ -17,6 +17,7 @@ from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.daemon.configuration import Configuration, Wait, begin_with
 from gpu_plugin.daemon.list_strategy import ListStrategy
 from gpu_plugin.runtime.signals import Signals
+from tests.unit.waiting import until
 
 BASE = resolve({}, {})
 
@@ -71,9 +72,7 @@ async def running(wanted, unchangeable=(), refusal=None):
 
 
 async def counted(configuration, **counts):
-    with anyio.fail_after(10):
-        while not counts.items() <= configuration.status()["reloads"].items():
-            await anyio.sleep(0.005)
+    await until(lambda: counts.items() <= configuration.status()["reloads"].items())
 
 
 async def test_newer_settings_are_taken_and_in_force_and_said(caplog):
@@ -276,10 +275,6 @@ async def test_how_the_wait_stands_is_told_meanwhile(by_label, monkeypatch):
     wanted, wait = Wanted(ConfigError("default:1: no")), Wait()
     assert (wait.why, wait.tried) == ("the configuration is being read", False)
 
-    async def until(met):
-        while not met():
-            await anyio.sleep(0.002)
-
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(begin_with, by_label, wanted, Signals(), wait)
@@ -407,9 +402,7 @@ async def test_the_file_in_force_is_remembered_once_after_a_reading_and_when_tol
     configuration = Configuration(BASE, source, Wanted(replace(BASE, mig_strategy="mixed")), ())
 
     async def kept(times):
-        with anyio.fail_after(10):
-            while len(source.kept) < times or configuration._saving.begun:
-                await anyio.sleep(0.001)
+        await until(lambda: not (len(source.kept) < times or configuration._saving.begun))
         await anyio.wait_all_tasks_blocked()
         assert len(source.kept) == times
 

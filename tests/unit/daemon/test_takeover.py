@@ -14,6 +14,7 @@ from gpu_plugin.runtime import control
 from gpu_plugin.runtime.control import ControlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.state.memory import Memory
+from tests.unit.waiting import until
 
 from .test_process import GPU, healthy, running
 
@@ -56,12 +57,6 @@ def answers(monkeypatch):
 
     monkeypatch.setattr(Memory, "write_hardware", write)
     return made
-
-
-async def until(condition):
-    with anyio.fail_after(20):
-        while not condition():
-            await anyio.sleep(0.01)
 
 
 def asked(directory, verb, **fields):

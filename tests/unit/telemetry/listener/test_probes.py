@@ -21,6 +21,7 @@ from gpu_plugin.telemetry.metrics.families import metrics
 from tests.unit.cli.test_status import STATUS
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, serving
+from tests.unit.waiting import until
 
 
 @asynccontextmanager
@@ -270,9 +271,7 @@ async def test_a_text_that_is_too_old_is_not_kept(monkeypatch):
         await anyio.sleep(0.05)
         assert probes._rendered, "it is good for others who ask"
         monkeypatch.setattr(probes_module, "FRESH", 0.0)
-        with anyio.fail_after(5):
-            while probes._rendered:
-                await anyio.sleep(0.01)
+        await until(lambda: not probes._rendered)
 
 
 async def test_without_an_address_nothing_is_begun(monkeypatch):
