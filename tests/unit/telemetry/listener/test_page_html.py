@@ -1,4 +1,4 @@
-"""The status page as HTML: whole, and harmless whatever it is told."""
+"""The status page as HTML: complete, and safe for hostile texts."""
 
 from html.parser import HTMLParser
 

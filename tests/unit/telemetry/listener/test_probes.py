@@ -1,4 +1,4 @@
-"""The pages: what they ask for, and how often."""
+"""The pages of probes and metrics: their queries, and the rate of queries."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ from tests.unit.waiting import until
 
 @asynccontextmanager
 async def probing(facts):
-    """The pages of a daemon of which these are the facts, on a loop whose beat is noted."""
+    """Run the pages for these facts, with the beat of the event loop."""
     probes = Probes(facts)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(probes.beat)
@@ -36,7 +36,7 @@ async def probing(facts):
 
 
 async def answered_on(probes, path):
-    """The answer of a page."""
+    """Return the answer of a page."""
     answer = await probes.pages[path](Request(path))
     assert isinstance(answer, Answer)
     return answer
@@ -229,7 +229,7 @@ async def test_while_metrics_are_written_the_loop_turns(monkeypatch):
 
 
 async def test_samples_are_made_while_they_are_written(monkeypatch):
-    """Between two pieces others have a turn, and the devices that pods hold have not all been made text by then."""
+    """Other tasks run between two pieces, before all devices of pods are converted to text."""
     made = 0
 
     def devices():

@@ -1,4 +1,4 @@
-"""The status page's edge: what is asked while somebody looks, and what each reader is sent."""
+"""The status page's server side: queries while there are readers, and the events of each reader."""
 
 import json
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ NAMES = ("gpus.example.com",)
 
 
 class Told:
-    """A daemon as the page asks it, and how often it was asked."""
+    """The page's source, which counts its queries."""
 
     def __init__(self, now: Material | None = None):
         self.now = now or material()
@@ -84,7 +84,7 @@ async def reading(page):
 
 
 async def begun(following):
-    """The parts that a reader is sent at first."""
+    """Return the parts in the first events of a reader."""
     name, hello = await following()
     assert (name, hello["at"]) == ("hello", 5000.0)
     name, told = await following()
@@ -147,7 +147,7 @@ async def test_nobody_looks_and_nothing_is_asked():
         assert (told.asked, told.asked_for_pods) == (0, 0)
         async with reading(page) as following:
             await begun(following)
-        told.news.ring()  # the last one has left
+        told.news.ring()  # the last reader has left
         await anyio.sleep(0.05)
         asked = told.asked
         for _ in range(3):
@@ -312,9 +312,7 @@ async def test_under_a_name_that_may_be_another_sites_nothing_is_told():
         for host in ("127.0.0.1:9480", "localhost:9480", "gpus.example.com"):
             assert (await ask(page, "/status.json", host=host)).status == 200
     async with running(None) as page:
-        assert (
-            await ask(page, "/", host="gpus.example.com")
-        ).status == 403  # nobody has said yet which names there are
+        assert (await ask(page, "/", host="gpus.example.com")).status == 403  # the names are not known yet
         assert (await ask(page, "/", host="[::1]:9480")).status == 200
 
 
