@@ -1,4 +1,4 @@
-"""Events written one after the other, whatever the server does, and never in anybody's way."""
+"""Events are written in order, with servers that fail, and other tasks never wait for them."""
 
 from contextlib import asynccontextmanager
 
@@ -15,7 +15,7 @@ NODE = Object("Node", "node-a", uid="node-a")
 
 
 class Api:
-    """Keeps Events, and fails as it is told to."""
+    """Stores Events, and fails as its fields say."""
 
     node_name = "node-a"
 

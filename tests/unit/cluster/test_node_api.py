@@ -1,4 +1,4 @@
-"""What is changed in the API, and what becomes of it where the server is busy, away, or somebody else was faster."""
+"""Changes of the Node in the API, with a busy or absent server, and with changes by other clients."""
 
 import gzip
 import time
@@ -27,7 +27,7 @@ async def server():
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """The seconds that were waited, none of which really were."""
+    """The requested pauses in seconds, without real waits."""
     waited = []
 
     async def sleep(seconds):
@@ -94,7 +94,7 @@ async def test_a_taint_that_somebody_adds_meanwhile_is_kept(server, api, pauses)
 
 
 async def test_a_node_that_was_recreated_meanwhile_gets_no_taints_of_the_former_one(server, api, pauses):
-    def meanwhile():  # in an etcd that was restored, a version may be another object's than it was
+    def meanwhile():  # in a restored etcd, a version may belong to another object
         server.before = lambda: None
         server.uid, server.taints = "another", []
 
@@ -199,7 +199,7 @@ async def test_an_answer_that_cannot_be_unpacked_is_said(server, api, pauses, pa
 
 
 def packed(content, size):
-    """An answer that comes in pieces of so many bytes."""
+    """An answer in pieces of `size` bytes."""
 
     async def come():
         for at in range(0, len(content), size):

@@ -1,4 +1,4 @@
-"""The label as the API tells it, and as it does not."""
+"""The label of the Node, with an API that answers, fails or is absent."""
 
 import importlib.util
 import socket

@@ -32,7 +32,7 @@ ONE, TWO = Node((whole(0),)), Node((whole(0), whole(1)))
 
 
 class Api:
-    """Takes labels, or does not; the last ones are the Node's."""
+    """Accepts or refuses labels, and stores the newest labels by node."""
 
     def __init__(self):
         self.labels: dict[str, dict[str, str]] = {}
@@ -55,7 +55,7 @@ class Api:
 
 
 class Bench:
-    """A keeper on directories of its own, whose settings and clock can be set."""
+    """A keeper with its own directories, and with settings and a clock that a test can set."""
 
     def __init__(self, tmp_path, monkeypatch):
         self.features = tmp_path / "features.d"
@@ -90,7 +90,7 @@ class Bench:
         return self.labels
 
     async def keep(self, node=None, **settings):
-        """Does what `run` does once, and gives how long it would wait."""
+        """Run one step of `run`, and return the pause after it."""
         self.store.current = replace(self.store.current, **settings)
         if node is not None:
             self.labels.follow(node)
