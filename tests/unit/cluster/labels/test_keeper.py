@@ -184,20 +184,14 @@ async def test_a_file_that_cannot_be_removed_is_said_until_it_is_gone_and_others
     assert (names(bench.features), bench.labels.trouble) == ([], "")
 
 
-async def test_a_file_of_ours_is_known_again_though_the_state_directory_was_lost(bench):
+@pytest.mark.parametrize("claimed", [True, False])
+async def test_our_file_is_removed_although_the_state_directory_was_lost(bench, claimed):
     await bench.keep(ONE)
     (bench.state / FEATURES_FILE).unlink()
     bench.restarted()
-    await bench.keep(ONE)
-    bench.restarted()
-    await bench.keep(ONE, node_labels="none")
-    assert names(bench.features) == []
-
-
-async def test_what_is_ours_by_its_form_is_removed_where_labels_are_off_and_nothing_is_remembered(bench):
-    await bench.keep(ONE)
-    (bench.state / FEATURES_FILE).unlink()
-    bench.restarted()
+    if claimed:
+        await bench.keep(ONE)
+        bench.restarted()
     await bench.keep(ONE, node_labels="none")
     assert names(bench.features) == []
 
