@@ -15,8 +15,9 @@ TOKEN = "let-me-in"
 class WritableServer:
     """Keeps one Node and Events on 127.0.0.1. A context manager.
 
-    `refusals` has the answers (status, headers) to the next requests. `before` is called before each
-    change, as others change the Node meanwhile. `packs` compresses all answers, independent of the request, and `encoding` names the compression.
+    `refusals` has the answers (status, headers) to the next requests. `before` is called before each change,
+    to change the Node like another client. `packs` compresses all answers, even if the request does not allow it, and
+    `encoding` names the compression.
     """
 
     def __init__(self) -> None:
