@@ -1,4 +1,4 @@
-"""How health reaches the cluster, and the cluster's word reaches the ledger: with the real ledger, and no API."""
+"""Reports of health to the cluster, and cordons from the cluster, with the real ledger."""
 
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -131,7 +131,10 @@ def test_names_of_no_gpu_are_said_once(tmp_path, caplog):
 
 
 class World:
-    """A daemon's health and what is served of it, whose settings can be changed. `journal` holds back what is written."""
+    """The health and the served resources of a daemon, with settings that a test can change.
+
+    `journal` delays writes.
+    """
 
     def __init__(self, tmp_path, **asked):
         self.health = watching(tmp_path)

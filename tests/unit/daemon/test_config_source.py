@@ -1,4 +1,4 @@
-"""Which config file is in force, whoever or whatever chooses it."""
+"""The choice of the config file, by an option or by the node's label."""
 
 import errno
 import importlib.util
@@ -171,7 +171,7 @@ async def test_a_choice_is_remembered_once_its_settings_are_in_force(api, volume
     assert known.read() is None
     source.keep(volume.directory / "h100")
     assert known.read() == "h100"
-    assert look("a100") == Choice("a100")  # whose settings are refused
+    assert look("a100") == Choice("a100")  # these settings are refused
     assert known.read() == "h100"
     assert look("gone").file == "h100"
 

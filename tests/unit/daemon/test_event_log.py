@@ -1,4 +1,4 @@
-"""What becomes an event, and who is told to have asked for what."""
+"""The event log: recorded changes, and the origin of orders."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which pods an application's error is told of: asked for one question at a time, and never in a flood."""
+"""The pods that an application's error is assigned to. Queries run one at a time and at a limited rate."""
 
 from types import SimpleNamespace
 from typing import Any

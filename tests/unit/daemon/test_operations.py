@@ -1,4 +1,4 @@
-"""What operators ask of the daemon, and the sentences that they are answered with."""
+"""Verbs for operators: their effect on health and on the monitor, their errors and replies."""
 
 from typing import cast
 
@@ -34,7 +34,7 @@ GOOD = Sample(temperature=40)
 
 
 class StandIn:
-    """A monitor that notes what it is asked for; `trouble` keeps it from dropping handles, `good` is what a look finds."""
+    """A monitor that records calls. `trouble` makes `release` fail; `good` makes the look after `resume` succeed."""
 
     def __init__(self, health):
         self.health = health
@@ -70,7 +70,7 @@ class StandIn:
 
 
 class Desk:
-    """Operations over three GPUs, with a stand-in for the monitor."""
+    """Operations on three GPUs with a simulated monitor."""
 
     def __init__(self):
         self.health = HealthWatch(resolve({}, {}), "one", Pulse(), ReportedErrors())
@@ -91,9 +91,7 @@ class Desk:
         reply = await self.ask(verb, **request)
         assert set(reply) == {"done", "outcome"}
         assert reply["done"].startswith(reply["outcome"])
-        assert (
-            "gpu-plugin" not in reply["outcome"]
-        )  # commands are for who asked; of what is remembered one could be cut
+        assert "gpu-plugin" not in reply["outcome"]  # commands are only in the reply, because a stored text may be cut
         return reply["done"]
 
     def reason(self, uuid):
@@ -276,7 +274,7 @@ LOST_NAME = "GPU 0000:61:00.0 (GPU-4b5ed472, NVIDIA H100)"
 
 
 class LoggedDesk(Desk):
-    """Operations whose requests pass through the event log, on a node with two missing GPUs."""
+    """Operations behind the event log, on a node with two missing GPUs."""
 
     def __init__(self, directory):
         super().__init__()
@@ -290,7 +288,7 @@ class LoggedDesk(Desk):
 
 
 class TestMissing:
-    """GPUs that the node should have and has not, asked for as the daemon passes requests on: by any name."""
+    """Requests for missing GPUs by each of their names."""
 
     @pytest.fixture
     def desk(self, tmp_path):
@@ -502,12 +500,12 @@ def test_the_health_of_all_gpus_as_the_status_has_it(desk):
     health = desk.operations.health()
     assert [(gpu["uuid"], gpu["state"], gpu["verdict"]) for gpu in health["gpus"]] == [
         ("GPU-a", "healthy", "APP"),
-        ("GPU-b", "degraded", "FATAL"),  # as a whole it is fit: one of its MIG devices is not
+        ("GPU-b", "degraded", "FATAL"),  # only one of its MIG devices is Unhealthy
         ("GPU-c", "unhealthy", "FATAL"),
     ]
     assert health["gpus"][2]["reasons"] == ["cordoned"]
     assert health["supported"]["GPU-a"] == dict.fromkeys(SIGNALS, True)
-    # Of a signal that goes by several readings one is enough.
+    # A signal with several readings is supported if one reading is.
     expected = {"temperature": False, "pcie-width": True, "slowdown-temperature": True, "xid": True}
     assert {name: health["supported"]["GPU-b"][name] for name in expected} == expected
     assert [entry["uuid"] for entry in health["xids"]] == ["GPU-a", "GPU-b"]

@@ -64,7 +64,7 @@ def asked(directory, verb, **fields):
 
 
 async def serves(directory, kubelet, count):
-    """Returns once the kubelet has so many healthy devices from a daemon that takes commands."""
+    """Return once the kubelet has `count` healthy devices from a daemon that accepts commands."""
     await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable == count, 20)
     with anyio.fail_after(20):
         while True:

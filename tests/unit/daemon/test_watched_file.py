@@ -1,4 +1,4 @@
-"""Every way in which a file comes to hold something else, heard of and, without inotify, found."""
+"""Changes of a watched file in every way, with inotify and by polling."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ def warnings_of_inotify(caplog):
 
 @pytest.fixture(params=["told", "looking"])
 def net(request, monkeypatch):
-    """Changes are told of and never looked for, or looked for alone because inotify has run out."""
+    """Detect changes by inotify alone, or by polling alone because inotify is exhausted."""
     if request.param == "told":
         monkeypatch.setattr(watched_file, "POLL_INTERVAL", 3600)
     else:
@@ -43,7 +43,7 @@ def exhausted(*_):
 
 @asynccontextmanager
 async def watching(path):
-    """Someone who was told of the content as it is now and hears of every other."""
+    """Watch a file, and give the listener after its first call, for the present content."""
     listener = Listener()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch_file, path, listener)
