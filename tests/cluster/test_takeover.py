@@ -14,7 +14,8 @@ from gpu_plugin.runtime import control
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
 from tests.unit.daemon.test_process import running
-from tests.unit.daemon.test_takeover import FAULTY, Held, until
+from tests.unit.daemon.test_takeover import FAULTY, Held
+from tests.unit.waiting import until
 
 from .conftest import PLUGIN
 from .harness.cluster import Cluster

@@ -85,7 +85,7 @@ class FakeApiServer:
         return str(path)
 
     def label(self, value: str | None) -> None:
-        """Sets or removes the label, and tells who watches."""
+        """Set or remove the label, and send it to the watchers."""
         self.labels = {} if value is None else {LABEL: value}
         self.tell("MODIFIED")
 
@@ -99,7 +99,7 @@ class FakeApiServer:
         self.labels = None
 
     def expire(self) -> None:
-        """What the server says when the version asked for is too old for it."""
+        """Send the server's error for an expired version."""
         self.version += 1
         self.event("ERROR", _status(410, "too old resource version"))
 

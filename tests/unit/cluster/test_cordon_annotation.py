@@ -1,4 +1,4 @@
-"""GPUs that an annotation names, whatever somebody wrote there."""
+"""The GPUs that an annotation names, with valid and invalid values."""
 
 import pytest
 

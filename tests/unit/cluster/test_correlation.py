@@ -1,4 +1,4 @@
-"""News that become Events, are counted, put together, or let go, by client-go's rules."""
+"""The creation, counting, combination and dropping of Events, by the rules of client-go."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ T = 1_760_000_000.0
 
 
 def correlator() -> Any:
-    """A new one, of which nothing is known about what it returns."""
+    """Return a new correlator. `Any` spares the tests from checks for None."""
     return Correlator()
 
 

@@ -1,4 +1,4 @@
-"""Events written one after the other, whatever the server does, and never in anybody's way."""
+"""Events are written in order, with servers that fail, and other tasks never wait for them."""
 
 from contextlib import asynccontextmanager
 
@@ -9,12 +9,13 @@ from gpu_plugin.cluster import events
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.correlation import BURST, PODS_BURST, EventContent, Object
 from gpu_plugin.cluster.events import MAX_TRIES, MAX_TRIES_UNAVAILABLE, MAX_WAITING, EventWriter
+from tests.unit.waiting import until
 
 NODE = Object("Node", "node-a", uid="node-a")
 
 
 class Api:
-    """Keeps Events, and fails as it is told to."""
+    """Stores Events, and fails as its fields say."""
 
     node_name = "node-a"
 
@@ -79,12 +80,6 @@ async def writer(api, monkeypatch):
         tasks.start_soon(writer.run)
         yield writer
         tasks.cancel_scope.cancel()
-
-
-async def until(met):
-    with anyio.fail_after(10):
-        while not met():
-            await anyio.sleep(0.001)
 
 
 async def test_what_comes_at_once_is_written_over_one_connection(api, writer):

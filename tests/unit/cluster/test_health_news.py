@@ -1,4 +1,4 @@
-"""Which changes of health are told, of what, and in which words."""
+"""The Events for changes of health: their reasons, messages and pods."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is changed in the API, and what becomes of it where the server is busy, away, or somebody else was faster."""
+"""Changes of the Node in the API, with a busy or absent server, and with changes by other clients."""
 
 import gzip
 import time
@@ -13,6 +13,7 @@ from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.node_api import Condition, NodeApi
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
+from tests.unit.waiting import until
 
 TAINT = "nvidia.com/gpu-unhealthy"
 THEIRS = {"key": "example.com/theirs", "effect": "NoExecute", "value": "v", "timeAdded": "2026-01-01T00:00:00Z"}
@@ -26,7 +27,7 @@ async def server():
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """The seconds that were waited, none of which really were."""
+    """The requested pauses in seconds, without real waits."""
     waited = []
 
     async def sleep(seconds):
@@ -93,7 +94,7 @@ async def test_a_taint_that_somebody_adds_meanwhile_is_kept(server, api, pauses)
 
 
 async def test_a_node_that_was_recreated_meanwhile_gets_no_taints_of_the_former_one(server, api, pauses):
-    def meanwhile():  # in an etcd that was restored, a version may be another object's than it was
+    def meanwhile():  # in a restored etcd, a version may belong to another object
         server.before = lambda: None
         server.uid, server.taints = "another", []
 
@@ -198,7 +199,7 @@ async def test_an_answer_that_cannot_be_unpacked_is_said(server, api, pauses, pa
 
 
 def packed(content, size):
-    """An answer that comes in pieces of so many bytes."""
+    """An answer in pieces of `size` bytes."""
 
     async def come():
         for at in range(0, len(content), size):
@@ -233,9 +234,7 @@ async def test_it_ends_at_once_amid_a_request(server, api):
     server.silent = True
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(api.apply_condition, None)
-        with anyio.fail_after(10):
-            while not server.requests:
-                await anyio.sleep(0.001)
+        await until(lambda: server.requests)
         began = time.monotonic()
         tasks.cancel_scope.cancel()
     assert time.monotonic() - began < 0.5
@@ -247,8 +246,6 @@ async def test_two_tasks_that_ask_at_once_have_a_connection_each(server, api):
     async with anyio.create_task_group() as tasks:
         for _ in range(2):
             tasks.start_soon(api.apply_condition, None)
-        with anyio.fail_after(10):
-            while len(server.requests) < 2:
-                await anyio.sleep(0.001)
+        await until(lambda: len(server.requests) >= 2)
         assert len(server._writers) == 2
         tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""What the condition and the taint say of a node's GPUs, and when they are written."""
+"""The content of the condition and the taint, and the times of their writes."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ T = 1_760_000_000.0
 
 
 def after(*seen, unseen=False):
-    """The fitness of two GPUs, of which the first one's ledger heard this."""
+    """Return the fitness of two GPUs after these observations of the first GPU."""
     made = ledger()
     if unseen:
         made.booted("boot-2")

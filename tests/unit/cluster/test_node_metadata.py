@@ -1,4 +1,4 @@
-"""The label as the API tells it, and as it does not."""
+"""The label of the Node, with an API that answers, fails or is absent."""
 
 import importlib.util
 import socket
@@ -15,6 +15,7 @@ from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.runtime.backoff import Backoff
 from tests.unit.cluster.api_server import LABEL, NODE
+from tests.unit.waiting import until
 
 
 class Told:
@@ -48,7 +49,7 @@ def kubeconfig(api, tmp_path, monkeypatch):
     return api.kubeconfig(tmp_path)
 
 
-async def test_a_watch_has_the_system_notice_that_its_peer_is_gone(api, kubeconfig, monkeypatch):
+async def test_a_watch_uses_tcp_keep_alive(api, kubeconfig, monkeypatch):
     seen = []
 
     def noted(response):
@@ -60,13 +61,11 @@ async def test_a_watch_has_the_system_notice_that_its_peer_is_gone(api, kubeconf
     monkeypatch.setattr(node_metadata, "keep_alive", noted)
     async with following(kubeconfig):
         await api.until(lambda: api.watchers)
-        with anyio.fail_after(10):
-            while not seen:
-                await anyio.sleep(0.005)
+        await until(lambda: seen)
     assert seen == [1, 15, 5, 3]
 
 
-async def test_the_value_is_told_at_once_and_each_other_one(api, kubeconfig):
+async def test_the_value_and_each_change_are_passed_on(api, kubeconfig):
     api.label("a100")
     async with following(kubeconfig) as told:
         await told.until("a100")
@@ -79,7 +78,7 @@ async def test_the_value_is_told_at_once_and_each_other_one(api, kubeconfig):
     assert api.verbs() == ["get", "watch"]
 
 
-async def test_only_our_own_node_s_metadata_is_asked_for(api, kubeconfig):
+async def test_only_metadata_of_the_own_node_is_requested(api, kubeconfig):
     async with following(kubeconfig) as told:
         await told.until(None)
         await api.until(lambda: api.watchers)
@@ -93,7 +92,7 @@ async def test_only_our_own_node_s_metadata_is_asked_for(api, kubeconfig):
     assert "as=PartialObjectMetadata;" in more_headers["accept"]
 
 
-async def test_a_watch_whose_time_is_up_goes_on_where_it_ended(api, kubeconfig):
+async def test_a_watch_that_timed_out_continues_at_its_version(api, kubeconfig):
     api.label("a100")
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
@@ -109,7 +108,7 @@ async def test_a_watch_whose_time_is_up_goes_on_where_it_ended(api, kubeconfig):
         await told.until("a100", "h100", "b200")
 
 
-async def test_who_follows_the_same_node_shares_one_watch_and_outlives_the_other(api, kubeconfig):
+async def test_two_followers_of_a_node_share_one_watch(api, kubeconfig):
     api.label("a100")
     api.annotations = {"cordon": "1"}
     node, label, annotation = NodeMetadata(NODE, kubeconfig), Told(), Told()
@@ -138,7 +137,7 @@ async def test_who_follows_the_same_node_shares_one_watch_and_outlives_the_other
     assert label.values == ["a100"]
 
 
-async def test_what_changes_beside_the_label_is_not_told(api, kubeconfig):
+async def test_other_changes_of_the_node_are_not_passed_on(api, kubeconfig):
     api.label("a100")
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
@@ -150,7 +149,7 @@ async def test_what_changes_beside_the_label_is_not_told(api, kubeconfig):
 
 
 @pytest.mark.parametrize("end", ["break_streams", "end_streams", "expire"])
-async def test_a_watch_that_ends_is_begun_again(api, kubeconfig, end, caplog):
+async def test_a_watch_that_ends_is_started_again(api, kubeconfig, end, caplog):
     api.label("a100")
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
@@ -164,7 +163,7 @@ async def test_a_watch_that_ends_is_begun_again(api, kubeconfig, end, caplog):
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-async def test_a_version_too_old_for_a_watch_is_asked_for_again(api, kubeconfig, caplog):
+async def test_an_expired_version_is_requested_again(api, kubeconfig, caplog):
     api.refusals = [("watch", 410)]
     api.label("a100")
     async with following(kubeconfig) as told:
@@ -175,7 +174,7 @@ async def test_a_version_too_old_for_a_watch_is_asked_for_again(api, kubeconfig,
     assert caplog.records == []
 
 
-async def test_missing_rights_are_said_once_and_waited_for(api, kubeconfig, caplog):
+async def test_missing_rights_are_logged_once_and_retried(api, kubeconfig, caplog):
     caplog.set_level("INFO")
     api.refusals = [("get", 403)] * 3 + [("watch", 403)] * 2
     api.label("a100")
@@ -189,7 +188,7 @@ async def test_missing_rights_are_said_once_and_waited_for(api, kubeconfig, capl
     assert caplog.text.count("followed again") == 1
 
 
-async def test_refused_credentials_are_said_once_and_read_again(api, tmp_path, caplog):
+async def test_refused_credentials_are_logged_once_and_read_again(api, tmp_path, caplog):
     token = tmp_path / "token"
     token.write_text("of yesterday")
     async with following(api.kubeconfig(tmp_path, tokenFile=str(token))) as told:
@@ -208,7 +207,7 @@ async def test_a_server_in_trouble_is_asked_again(api, kubeconfig, code, caplog)
     assert caplog.text.count(f"answered {code}") == 1
 
 
-async def test_an_error_amid_a_watch_is_said(api, kubeconfig, caplog):
+async def test_an_error_event_of_a_watch_is_logged(api, kubeconfig, caplog):
     async with following(kubeconfig):
         await api.until(lambda: api.watchers)
         api.event("ERROR", {"code": 500, "message": "etcd is away"})
@@ -221,9 +220,7 @@ async def test_an_api_that_is_away_at_the_start_is_waited_for(api, kubeconfig, c
     api.label("a100")
     await api.stop()
     async with following(kubeconfig) as told:
-        with anyio.fail_after(10):
-            while "cannot be reached" not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: "cannot be reached" in caplog.text)
         await anyio.sleep(0.3)
         assert told.values == []
         await api.start()
@@ -233,7 +230,7 @@ async def test_an_api_that_is_away_at_the_start_is_waited_for(api, kubeconfig, c
     assert caplog.text.count("cannot be reached") == 1
 
 
-async def test_an_api_that_restarts_is_met_again(api, kubeconfig):
+async def test_an_api_that_restarts_is_followed_again(api, kubeconfig):
     api.label("a100")
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
@@ -243,7 +240,7 @@ async def test_an_api_that_restarts_is_met_again(api, kubeconfig):
         await told.until("a100", "h100")
 
 
-async def test_a_server_that_ends_every_watch_at_once_is_not_hurried(api, kubeconfig, monkeypatch):
+async def test_a_server_that_ends_each_watch_at_once_is_retried_slowly(api, kubeconfig, monkeypatch):
     monkeypatch.setattr(node_metadata, "FIRST_PAUSE", 0.2)
     api.ends_at_once = True
     async with following(kubeconfig) as told:
@@ -253,9 +250,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hurried(api, kubeco
 
 
 @pytest.mark.parametrize(("stable", "grows"), [(0.0, False), (30.0, True)])
-async def test_a_watch_that_held_for_long_is_begun_again_as_soon_as_the_first_time(
-    api, kubeconfig, monkeypatch, stable, grows
-):
+async def test_a_long_watch_resets_the_pause_before_the_next_watch(api, kubeconfig, monkeypatch, stable, grows):
     pauses = []
 
     class Noted(Backoff):
@@ -274,7 +269,7 @@ async def test_a_watch_that_held_for_long_is_begun_again_as_soon_as_the_first_ti
     assert pauses[-1] > 3 * first if grows else max(pauses) < 2 * first
 
 
-async def test_a_server_that_does_not_answer_is_given_up_on(api, kubeconfig, monkeypatch, caplog):
+async def test_a_silent_server_times_out(api, kubeconfig, monkeypatch, caplog):
     monkeypatch.setattr(answers, "ANSWER_TIMEOUT", 0.05)
     api.silent = True
     async with following(kubeconfig) as told:
@@ -284,14 +279,14 @@ async def test_a_server_that_does_not_answer_is_given_up_on(api, kubeconfig, mon
     assert caplog.text.count("did not answer within") == 1
 
 
-async def test_a_watch_that_says_nothing_for_too_long_is_begun_again(api, kubeconfig, monkeypatch):
+async def test_a_silent_watch_is_started_again(api, kubeconfig, monkeypatch):
     monkeypatch.setattr(node_metadata, "WATCH_SECONDS", 0)
     monkeypatch.setattr(node_metadata, "GRACE", 0.1)
     async with following(kubeconfig):
         await api.until(lambda: api.verbs().count("watch") >= 3)
 
 
-async def test_a_node_that_is_not_known_tells_nothing_until_it_is(api, kubeconfig, caplog):
+async def test_an_unknown_node_has_no_value(api, kubeconfig, caplog):
     api.labels = None
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
@@ -316,7 +311,7 @@ async def test_a_node_that_is_removed_keeps_its_label_until_it_is_back(api, kube
 
 
 @pytest.mark.parametrize("answer", [b"not json", b'{"metadata": 5}', b"{}", b'{"a":' * 100_000])
-async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, caplog, monkeypatch):
+async def test_an_invalid_answer_is_logged_once(api, kubeconfig, answer, caplog, monkeypatch):
     wrong = [answer, answer]
 
     async def body(response):
@@ -330,7 +325,7 @@ async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, capl
     assert caplog.text.count("cannot be used") == 1
 
 
-async def test_a_watch_that_is_packed_unasked_is_followed_all_the_same(api, kubeconfig, caplog):
+async def test_a_watch_compressed_without_request_is_followed(api, kubeconfig, caplog):
     api.packs = True
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
@@ -342,7 +337,7 @@ async def test_a_watch_that_is_packed_unasked_is_followed_all_the_same(api, kube
     assert caplog.records == []
 
 
-async def test_an_event_of_three_megabytes_is_taken_whole(api, kubeconfig, caplog):
+async def test_an_event_of_three_megabytes_is_read(api, kubeconfig, caplog):
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
         api.annotations = {"somebody/s": "x" * 3_000_000}
@@ -355,7 +350,7 @@ async def test_an_event_of_three_megabytes_is_taken_whole(api, kubeconfig, caplo
     assert caplog.records == []
 
 
-async def test_an_answer_without_end_is_cut(api, kubeconfig, caplog, monkeypatch):
+async def test_an_endless_event_ends_the_watch(api, kubeconfig, caplog, monkeypatch):
     monkeypatch.setattr(node_metadata, "LONGEST_MESSAGE", 400)
     async with following(kubeconfig):
         await api.until(lambda: api.watchers)
@@ -372,20 +367,18 @@ async def test_an_answer_without_end_is_cut(api, kubeconfig, caplog, monkeypatch
         ("current-context: x\nclusters: []\ncontexts: []", "cannot be used"),
     ],
 )
-async def test_a_kubeconfig_that_cannot_be_used_is_said_and_read_again(api, tmp_path, caplog, content, says):
+async def test_an_invalid_kubeconfig_is_logged_and_read_again(api, tmp_path, caplog, content, says):
     path = tmp_path / "kubeconfig"
     if content is not None:
         path.write_text(content)
     async with following(str(path)) as told:
-        with anyio.fail_after(10):
-            while says not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: says in caplog.text)
         api.kubeconfig(tmp_path)
         await told.until(None)
     assert str(path) in caplog.text
 
 
-async def test_a_kubeconfig_without_a_user_is_enough_where_the_server_asks_for_none(api, tmp_path):
+async def test_a_kubeconfig_without_a_user_works_without_authentication(api, tmp_path):
     path = tmp_path / "kubeconfig"
     server = f"http://127.0.0.1:{api.port}"
     path.write_text(
@@ -397,16 +390,14 @@ async def test_a_kubeconfig_without_a_user_is_enough_where_the_server_asks_for_n
     assert "authorization" not in api.requests[0][2]
 
 
-async def test_outside_a_pod_the_lack_of_a_service_account_is_said(monkeypatch, caplog):
+async def test_outside_a_pod_the_missing_service_account_is_logged(monkeypatch, caplog):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     async with following(""):
-        with anyio.fail_after(10):
-            while "no usable service account in this pod" not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: "no usable service account in this pod" in caplog.text)
     assert "--kubeconfig" in caplog.text
 
 
-async def test_a_resolver_that_hangs_holds_up_nothing(api, tmp_path, monkeypatch, caplog):
+async def test_a_hanging_resolver_delays_nothing(api, tmp_path, monkeypatch, caplog):
     path = api.kubeconfig(tmp_path)
     asked, over = [], threading.Event()
 
@@ -418,9 +409,7 @@ async def test_a_resolver_that_hangs_holds_up_nothing(api, tmp_path, monkeypatch
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     async with following(path):
-        with anyio.fail_after(10):
-            while "is not resolved within" not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: "is not resolved within" in caplog.text)
         began = time.monotonic()
     took = time.monotonic() - began
     over.set()
@@ -430,7 +419,7 @@ async def test_a_resolver_that_hangs_holds_up_nothing(api, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("moment", ["while connecting", "while asking", "while following"])
-async def test_it_ends_at_once_and_closes_its_connections(api, kubeconfig, moment):
+async def test_following_ends_at_once_and_closes_its_connections(api, kubeconfig, moment):
     api.silent = moment == "while asking"
     async with following(kubeconfig):
         if moment == "while asking":
@@ -449,7 +438,7 @@ async def test_without_lightkube_the_extra_is_named(monkeypatch):
         await NodeMetadata(NODE).follow_label(LABEL, lambda _: None)
 
 
-async def test_each_trouble_is_passed_on_though_it_is_said_once(api, kubeconfig, caplog):
+async def test_each_trouble_is_passed_on_and_logged_once(api, kubeconfig, caplog):
     api.remove()
     troubles: list[str] = []
     async with anyio.create_task_group() as tasks:
@@ -469,7 +458,7 @@ async def test_each_trouble_is_passed_on_though_it_is_said_once(api, kubeconfig,
 
 
 @pytest.mark.parametrize("text", ["users:\n- token: hunter2\n  - x: hunter2: y\n", "a: 'hunter2\n", "a: hunter2\x00\n"])
-async def test_a_kubeconfig_that_is_no_yaml_is_said_without_a_word_of_it(tmp_path, text):
+async def test_an_error_of_a_kubeconfig_has_none_of_its_content(tmp_path, text):
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(UnreachableError) as refused:

@@ -23,11 +23,11 @@ T = 1_760_000_000.0
 
 
 class EndError(Exception):
-    """The time that a test looks at is over."""
+    """The time of the test is over."""
 
 
 class World:
-    """A clock, a Node, and what happens at which time."""
+    """A clock, a Node, and a log of requests with their times."""
 
     node_name = "node-a"
 
@@ -54,7 +54,7 @@ class World:
         return self.gpus, self.trouble
 
     async def run(self, seconds, monkeypatch, *plans):
-        """Lets so many seconds pass; `plans` are times with what happens then, after which the keeper is rung."""
+        """Run for this many seconds. `plans` has pairs of a time and a function; the keeper is woken after each call."""
         ends = self.now + seconds
         due = [(at, number, act) for number, (at, act) in enumerate(plans)]
         heapq.heapify(due)

@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API server as changes of one Node and Events need, by what the real one does (tests/cluster)."""
+"""The part of a Kubernetes API server for changes of one Node and Events, like a real server (tests/cluster)."""
 
 import asyncio
 import json
@@ -15,8 +15,9 @@ TOKEN = "let-me-in"
 class WritableServer:
     """Keeps one Node and Events on 127.0.0.1. A context manager.
 
-    `refusals` are answers that the next requests get whatever they ask for: a status, and headers. `before` is called before each
-    change, as others change the Node meanwhile. `packs` packs all answers, whatever was asked for, as `encoding` says.
+    `refusals` has the answers (status, headers) to the next requests. `before` is called before each change,
+    to change the Node like another client. `packs` compresses all answers, even if the request does not allow it, and
+    `encoding` names the compression.
     """
 
     def __init__(self) -> None:
@@ -135,7 +136,7 @@ class WritableServer:
         return 404, _status(404, f"{method} {path} not found"), {}
 
     def _apply(self, present, wanted, query) -> None:
-        """What a field manager applied before and does not now is gone; what others have stays."""
+        """Fields that the manager applied before and does not apply now are removed. Fields of other managers stay."""
         assert query["force"] == ["true"]
         (manager,) = query["fieldManager"]
         for key in self._owned.get(manager, set()) - set(wanted):

@@ -11,7 +11,7 @@ from gpu_plugin.runtime.pulse import Pulse
 
 
 class ConfigMapVolume:
-    """Files behind `..data`, a link that is renamed over to bring all new contents at once."""
+    """Files behind the link `..data`, which is replaced by a rename to change all contents at once."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -41,7 +41,7 @@ class ConfigMapVolume:
 
 
 class Listener(asyncio.Event):
-    """An event that counts how often it was set, and waits for that."""
+    """An event that counts its calls of `set`, and can wait for them."""
 
     def __init__(self) -> None:
         super().__init__()

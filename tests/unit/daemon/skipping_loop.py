@@ -1,7 +1,7 @@
-"""An event loop on which nobody waits: while nothing is to be done or read, its time goes on to the next timer at once.
+"""An event loop without waits: while it is idle, its time advances to the next timer at once.
 
-Sockets, pipes and inotify are the real ones: what is on its way within the process is there before time goes on. What a
-thread does takes no time that the loop knows of, so whatever runs on it has its threads' work done in place.
+Sockets, pipes and inotify are real: data in flight within the process arrives before time advances. The
+loop does not count the time of threads, so tests on it run the work of threads in place.
 """
 
 import asyncio

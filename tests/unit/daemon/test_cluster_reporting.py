@@ -1,4 +1,4 @@
-"""How health reaches the cluster, and the cluster's word reaches the ledger: with the real ledger, and no API."""
+"""Reports of health to the cluster, and cordons from the cluster, with the real ledger."""
 
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.recorder import Recorder
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
+from tests.unit.waiting import until
 
 GPU = "nvidia.com/gpu"
 GPUS = (Gpu("GPU-a", 0), Gpu("GPU-b", 1))
@@ -130,7 +131,10 @@ def test_names_of_no_gpu_are_said_once(tmp_path, caplog):
 
 
 class World:
-    """A daemon's health and what is served of it, whose settings can be changed. `journal` holds back what is written."""
+    """The health and the served resources of a daemon, with settings that a test can change.
+
+    `journal` delays writes.
+    """
 
     def __init__(self, tmp_path, **asked):
         self.health = watching(tmp_path)
@@ -190,12 +194,6 @@ class World:
             tasks.start_soon(self.health.publish, cast("Recorder", self), self.inventory)
             yield
             tasks.cancel_scope.cancel()
-
-
-async def until(met, seconds=10):
-    with anyio.fail_after(seconds):
-        while not met():
-            await anyio.sleep(0.001)
 
 
 def test_events_are_told_as_the_settings_of_now_ask(tmp_path):

@@ -1,4 +1,4 @@
-"""Which config file is in force, whoever or whatever chooses it."""
+"""The choice of the config file, by an option or by the node's label."""
 
 import errno
 import importlib.util
@@ -16,6 +16,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.config_source import CHOICE_FILE, ConfigSource, LastChoice
 from tests.unit.cluster.api_server import LABEL, NODE, FakeApiServer
 from tests.unit.daemon.config_map import ConfigMapVolume, Listener
+from tests.unit.waiting import until
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ async def by_label(api, volume, tmp_path, **more):
         yield made
 
 
-async def test_without_a_file_there_is_none_and_nothing_changes():
+async def test_without_a_file_nothing_changes():
     async with running(ConfigSource(resolve({}, {}))) as made:
         await made.source.settled()
         await anyio.sleep(0.1)
@@ -108,7 +109,7 @@ async def test_the_label_chooses_and_every_change_of_it_is_followed(api, volume,
         assert made.heard.calls == 3
 
 
-async def test_the_default_and_the_fallbacks_hold_without_a_label(api, volume, tmp_path):
+async def test_the_default_and_the_fallbacks_apply_without_a_label(api, volume, tmp_path):
     async with by_label(api, volume, tmp_path, default_config="h100") as made:
         await made.becomes("h100")
     async with by_label(api, volume, tmp_path, fallback_strategies="single,named") as made:
@@ -125,22 +126,18 @@ async def test_the_default_and_the_fallbacks_hold_without_a_label(api, volume, t
 
 
 @pytest.mark.parametrize("began", ["before", "after a restart"])
-async def test_a_directory_that_cannot_be_read_is_no_directory_without_files(api, volume, tmp_path, began):
+async def test_an_unreadable_directory_keeps_the_chosen_file(api, volume, tmp_path, began):
     label = {"fallback_strategies": "named,empty"}
     gone = tmp_path / "away"
     async with by_label(api, volume, tmp_path, **label) as made:
         await made.becomes("default")
         if began == "before":
             volume.directory.rename(gone)
-            with anyio.fail_after(10):
-                while "cannot be read: No such file" not in made.source.complaint:
-                    await anyio.sleep(0.005)
+            await until(lambda: "cannot be read: No such file" in made.source.complaint)
             assert made.file() == "default"
             assert made.heard.calls == 1
             gone.rename(volume.directory)
-            with anyio.fail_after(10):
-                while made.source.complaint:
-                    await anyio.sleep(0.005)
+            await until(lambda: not made.source.complaint)
     if began == "after a restart":
         volume.directory.rename(gone)
         async with by_label(api, volume, tmp_path, **label) as made:
@@ -148,7 +145,7 @@ async def test_a_directory_that_cannot_be_read_is_no_directory_without_files(api
             assert made.source.complaint.endswith("; config default stays in force")
 
 
-async def test_a_directory_that_was_never_read_has_nothing_served(api, tmp_path, caplog):
+async def test_an_unreadable_directory_at_the_start_delays_the_start(api, tmp_path, caplog):
     missing = ConfigMapVolume(tmp_path / "configs")
     missing.directory.rmdir()
     async with by_label(api, missing, tmp_path, fallback_strategies="empty") as made:
@@ -158,7 +155,7 @@ async def test_a_directory_that_was_never_read_has_nothing_served(api, tmp_path,
         assert not made.source._settled.is_set()
 
 
-async def test_a_choice_is_remembered_once_its_settings_are_in_force(api, volume, tmp_path):
+async def test_a_choice_is_stored_once_its_settings_are_in_force(api, volume, tmp_path):
     settings = resolve(
         {"config_file_srcdir": str(volume.directory), "node_name": NODE, "state_dir": str(tmp_path / "state")}, {}
     )
@@ -174,21 +171,19 @@ async def test_a_choice_is_remembered_once_its_settings_are_in_force(api, volume
     assert known.read() is None
     source.keep(volume.directory / "h100")
     assert known.read() == "h100"
-    assert look("a100") == Choice("a100")  # whose settings are refused
+    assert look("a100") == Choice("a100")  # these settings are refused
     assert known.read() == "h100"
     assert look("gone").file == "h100"
 
 
-async def test_an_unknown_label_keeps_the_last_and_is_said_once_a_value(api, volume, tmp_path, caplog):
+async def test_an_unknown_label_keeps_the_file_and_is_logged_once_per_value(api, volume, tmp_path, caplog):
     api.label("h100")
     async with by_label(api, volume, tmp_path) as made:
         await made.becomes("h100")
         await api.until(lambda: api.watchers)
         for value in ("b200", "gb200"):
             api.label(value)
-            with anyio.fail_after(10):
-                while f"specified config {value} " not in caplog.text:
-                    await anyio.sleep(0.01)
+            await said(caplog, f"specified config {value} ")
         volume.write(a100="other", default="d", h100="h")
         await anyio.sleep(0.3)
         assert made.file() == "h100"
@@ -200,14 +195,12 @@ async def test_an_unknown_label_keeps_the_last_and_is_said_once_a_value(api, vol
     assert "config h100 stays in force" in caplog.text
 
 
-async def test_the_file_in_force_may_go_and_come_back_as_another(api, volume, tmp_path, caplog):
+async def test_the_file_in_force_may_disappear_and_return_changed(api, volume, tmp_path, caplog):
     api.label("h100")
     async with by_label(api, volume, tmp_path) as made:
         await made.becomes("h100")
         volume.write(a100="a", default="d")
-        with anyio.fail_after(10):
-            while "specified config h100" not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: "specified config h100" in caplog.text)
         assert made.file() == "h100"
         assert made.heard.calls == 1
         volume.write(a100="a", default="d", h100="another")
@@ -226,7 +219,7 @@ async def test_only_the_content_of_the_chosen_file_matters(api, volume, tmp_path
         await made.heard.called(2)
 
 
-async def test_hidden_entries_and_directories_are_no_configs(api, tmp_path):
+async def test_hidden_entries_and_directories_are_ignored(api, tmp_path):
     volume = ConfigMapVolume(tmp_path / "configs")
     volume.write(only="o")
     (volume.directory / ".hidden").write_text("x")
@@ -237,12 +230,10 @@ async def test_hidden_entries_and_directories_are_no_configs(api, tmp_path):
 
 
 async def said(caplog, text):
-    with anyio.fail_after(10):
-        while text not in caplog.text:
-            await anyio.sleep(0.005)
+    await until(lambda: text in caplog.text)
 
 
-async def test_a_directory_that_comes_late_is_waited_for(api, tmp_path, caplog):
+async def test_a_late_directory_delays_the_start(api, tmp_path, caplog):
     volume = ConfigMapVolume(tmp_path / "configs")
     api.label("h100")
     async with by_label(api, volume, tmp_path, fallback_strategies="named,empty") as made:
@@ -259,7 +250,7 @@ async def test_a_directory_that_comes_late_is_waited_for(api, tmp_path, caplog):
         await made.becomes("h100")
 
 
-async def test_an_api_that_is_away_is_waited_for_where_nothing_was_chosen_before(api, volume, tmp_path, caplog):
+async def test_an_absent_api_delays_the_start_without_a_former_choice(api, volume, tmp_path, caplog):
     api.label("h100")
     kubeconfig = api.kubeconfig(tmp_path)
     await api.stop()
@@ -275,19 +266,15 @@ async def test_an_api_that_is_away_is_waited_for_where_nothing_was_chosen_before
         await api.until(lambda: api.watchers)
         assert made.source.watch_trouble == ""
         await api.stop()
-        with anyio.fail_after(10):
-            while "are not received: the Kubernetes API cannot be reached" not in made.source.watch_trouble:
-                await anyio.sleep(0.005)
+        await until(lambda: "are not received: the Kubernetes API cannot be reached" in made.source.watch_trouble)
         assert made.file() == "h100"
         assert made.source.complaint == ""
         assert made.heard.calls == 1
         await api.start()
-        with anyio.fail_after(10):
-            while made.source.watch_trouble:
-                await anyio.sleep(0.005)
+        await until(lambda: not made.source.watch_trouble)
 
 
-async def test_after_a_restart_the_last_choice_is_used_until_the_label_is_told(api, volume, tmp_path, caplog):
+async def test_after_a_restart_the_last_choice_is_used_until_the_label_is_known(api, volume, tmp_path, caplog):
     api.label("h100")
     async with by_label(api, volume, tmp_path) as made:
         await made.becomes("h100")
@@ -308,7 +295,7 @@ async def test_after_a_restart_the_last_choice_is_used_until_the_label_is_told(a
 
 
 @pytest.mark.parametrize("other", [{"node_name": "node-b"}, {"node_label": "example.com/config"}, {"state_dir": None}])
-async def test_a_choice_of_another_node_or_label_or_none_at_all_is_waited_for(api, volume, tmp_path, other, caplog):
+async def test_a_choice_of_another_node_or_label_is_not_used(api, volume, tmp_path, other, caplog):
     api.label("h100")
     async with by_label(api, volume, tmp_path) as made:
         await made.becomes("h100")
@@ -320,9 +307,7 @@ async def test_a_choice_of_another_node_or_label_or_none_at_all_is_waited_for(ap
         assert not made.source._settled.is_set()
 
 
-async def test_a_choice_that_cannot_be_written_down_leaves_none_behind_and_is_tried_again(
-    volume, tmp_path, monkeypatch
-):
+async def test_a_choice_that_cannot_be_stored_deletes_the_former_choice(volume, tmp_path, monkeypatch):
     state = tmp_path / "state"
     asked = {"config_file_srcdir": str(volume.directory), "node_name": NODE, "state_dir": str(state)}
     settings = resolve(asked, {})
@@ -346,7 +331,7 @@ async def test_a_choice_that_cannot_be_written_down_leaves_none_behind_and_is_tr
         assert LastChoice(settings).read() == "a100"
 
 
-async def test_an_api_that_forbids_to_be_asked_is_no_reason_for_a_default(api, volume, tmp_path, caplog):
+async def test_missing_rights_do_not_select_a_fallback(api, volume, tmp_path, caplog):
     api.refusals = [("get", 403)] * 1000
     async with by_label(api, volume, tmp_path, fallback_strategies="named") as made:
         await said(caplog, "nothing is served until there is a valid configuration")
@@ -355,7 +340,7 @@ async def test_an_api_that_forbids_to_be_asked_is_no_reason_for_a_default(api, v
         assert "ClusterRole" in made.source.complaint
 
 
-async def test_nothing_is_decided_before_the_label_is_told(api, volume, tmp_path, monkeypatch):
+async def test_no_file_is_chosen_before_the_label_is_known(api, volume, tmp_path, monkeypatch):
     monkeypatch.setattr(node_metadata, "FIRST_PAUSE", 0.01)
     api.refusals = [("get", 503)] * 3
     api.label("h100")
@@ -371,7 +356,7 @@ async def test_another_label_can_be_named(api, volume, tmp_path):
         await made.becomes("h100")
 
 
-async def test_a_source_that_is_run_again_remembers_and_calls_for_what_changed_meanwhile(api, volume, tmp_path):
+async def test_a_source_that_runs_again_reports_changes_in_between(api, volume, tmp_path):
     api.label("h100")
     async with by_label(api, volume, tmp_path) as made:
         await made.becomes("h100")
@@ -391,14 +376,14 @@ async def test_cancelling_closes_everything(api, volume, tmp_path):
     await api.until(lambda: not api.connections)
 
 
-def test_the_missing_client_is_said_before_anything_runs(tmp_path, monkeypatch):
+def test_a_missing_client_library_is_an_error_at_the_start(tmp_path, monkeypatch):
     settings = resolve({"config_file_srcdir": str(tmp_path), "node_name": NODE}, {})
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"install gpu-plugin\[kube\]"):
         ConfigSource(settings)
 
 
-async def test_why_the_label_is_not_known_is_told_until_it_is(api, volume, tmp_path, monkeypatch):
+async def test_the_reason_of_an_unknown_label_is_available_until_it_is_known(api, volume, tmp_path, monkeypatch):
     monkeypatch.setattr(node_metadata, "FIRST_PAUSE", 0.01)
     kubeconfig = api.kubeconfig(tmp_path)
     await api.stop()

@@ -17,12 +17,13 @@ from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.daemon.configuration import Configuration, Wait, begin_with
 from gpu_plugin.daemon.list_strategy import ListStrategy
 from gpu_plugin.runtime.signals import Signals
+from tests.unit.waiting import until
 
 BASE = resolve({}, {})
 
 
 class Wanted:
-    """What the next reading of the configuration gives, and how often it was read."""
+    """The result of the next read of the configuration, and the paths of all reads."""
 
     def __init__(self, settings):
         self.settings = settings
@@ -36,7 +37,7 @@ class Wanted:
 
 
 class User:
-    """Takes settings, or refuses them."""
+    """Applies settings, or refuses them."""
 
     def __init__(self, refusal=None):
         self.taken: list[Settings] = []
@@ -71,9 +72,7 @@ async def running(wanted, unchangeable=(), refusal=None):
 
 
 async def counted(configuration, **counts):
-    with anyio.fail_after(10):
-        while not counts.items() <= configuration.status()["reloads"].items():
-            await anyio.sleep(0.005)
+    await until(lambda: counts.items() <= configuration.status()["reloads"].items())
 
 
 async def test_newer_settings_are_taken_and_in_force_and_said(caplog):
@@ -200,7 +199,7 @@ async def test_without_a_label_to_choose_by_one_begins_as_told():
 
 
 class Chosen:
-    """In place of a `ConfigSource`: a file that is known when told to be."""
+    """Replaces `ConfigSource`. The test sets when the file is known."""
 
     made: "Chosen"
 
@@ -237,90 +236,72 @@ def by_label(monkeypatch):
     return replace(BASE, config_file_srcdir="/config", node_name="node")
 
 
-async def test_one_begins_with_the_file_that_the_label_names(by_label):
-    wanted, begun = Wanted(replace(by_label, mig_strategy="mixed")), list[object]()
-
-    async def begin():
-        begun.append(await begin_with(by_label, wanted, Signals()))
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(begin)
-            await anyio.wait_all_tasks_blocked()
-            assert wanted.paths == []
-            Chosen.made.known.set()
-    assert begun == [(wanted.settings, Chosen.made)]  # what it was chosen from goes on with what it knows
-    assert wanted.paths == ["/config/default"]
-
-
-async def test_one_waits_for_a_good_file_to_begin_with(by_label, caplog):
-    wanted, begun = Wanted(ConfigError("default:1: no")), list[object]()
-
-    async def begin():
-        begun.append(await begin_with(by_label, wanted, Signals()))
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(begin)
-            await anyio.wait_all_tasks_blocked()
-            Chosen.made.known.set()
-            while "nothing is served until there is a valid configuration: default:1: no" not in caplog.text:
-                await anyio.sleep(0.005)
-            wanted.settings = by_label
-            Chosen.made.again.set()
-    assert begun == [(by_label, Chosen.made)]
-
-
-async def test_how_the_wait_stands_is_told_meanwhile(by_label, monkeypatch):
-    monkeypatch.setattr(module, "CHOSEN_WITHIN", 0.02)
-    wanted, wait = Wanted(ConfigError("default:1: no")), Wait()
-    assert (wait.why, wait.tried) == ("the configuration is being read", False)
-
-    async def until(met):
-        while not met():
-            await anyio.sleep(0.002)
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(begin_with, by_label, wanted, Signals(), wait)
-            await until(lambda: wait.source)
-            assert (wait.why, wait.tried) == ("waiting for the label", False)
-            await until(lambda: wait.tried)
-            assert wait.why == "waiting for the label"
-            Chosen.made.unknown, Chosen.made.complaint = "", "the label names no file"
-            Chosen.made.known.set()
-            await until(lambda: "default" in wait.why)
-            assert wait.why == "default:1: no; the label names no file"
-            wanted.settings = by_label
-            Chosen.made.again.set()
-
-
-async def test_a_directory_that_cannot_be_read_is_an_attempt_too(by_label, monkeypatch, caplog):
-    monkeypatch.setattr(module, "CHOSEN_WITHIN", 0.3)
-    wait = Wait()
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(begin_with, by_label, Wanted(by_label), Signals(), wait)
-            await anyio.wait_all_tasks_blocked()
-            Chosen.made.unknown = ""
-            while not wait.tried:
-                await anyio.sleep(0.002)
-            assert wait.why == "/config could not be read within 0.3 s"
-            assert f"nothing is served until there is a configuration: {wait.why}" in caplog.text
-            Chosen.made.known.set()
-
-
-async def test_sighup_has_everything_looked_at_again_during_the_wait(by_label):
+@asynccontextmanager
+async def beginning(settings, wanted, wait=None):
+    """Run `begin_with`, and give a list that gets its result."""
     begun: list[object] = []
 
     async def begin():
-        begun.append(await begin_with(by_label, Wanted(by_label), Signals()))
+        begun.append(await begin_with(settings, wanted, Signals(), wait))
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(begin)
             await anyio.wait_all_tasks_blocked()
-            os.kill(os.getpid(), signal.SIGHUP)
+            yield begun
+
+
+async def test_the_daemon_begins_with_the_file_that_the_label_names(by_label):
+    wanted = Wanted(replace(by_label, mig_strategy="mixed"))
+    async with beginning(by_label, wanted) as begun:
+        assert wanted.paths == []
+        Chosen.made.known.set()
+    assert begun == [(wanted.settings, Chosen.made)]  # the source of the choice is kept with its state
+    assert wanted.paths == ["/config/default"]
+
+
+async def test_the_daemon_waits_for_a_valid_file(by_label, caplog):
+    wanted = Wanted(ConfigError("default:1: no"))
+    async with beginning(by_label, wanted) as begun:
+        Chosen.made.known.set()
+        await until(lambda: "default:1: no" in caplog.text)
+        assert begun == []
+        wanted.settings = by_label
+        Chosen.made.again.set()
+    assert begun == [(by_label, Chosen.made)]
+
+
+async def test_the_wait_has_its_reason(by_label, monkeypatch):
+    monkeypatch.setattr(module, "CHOSEN_WITHIN", 0.02)
+    wanted, wait = Wanted(ConfigError("default:1: no")), Wait()
+    assert (wait.why, wait.tried) == ("the configuration is being read", False)
+    async with beginning(by_label, wanted, wait):
+        await until(lambda: wait.source)
+        assert wait.why == Chosen.made.unknown
+        await until(lambda: wait.tried)
+        assert wait.why == Chosen.made.unknown
+        Chosen.made.unknown, Chosen.made.complaint = "", "the label names no file"
+        Chosen.made.known.set()
+        await until(lambda: "default" in wait.why)
+        assert wait.why == "default:1: no; the label names no file"
+        wanted.settings = by_label
+        Chosen.made.again.set()
+
+
+async def test_a_directory_that_cannot_be_read_counts_as_an_attempt(by_label, monkeypatch, caplog):
+    monkeypatch.setattr(module, "CHOSEN_WITHIN", 0.3)
+    wait = Wait()
+    async with beginning(by_label, Wanted(by_label), wait):
+        Chosen.made.unknown = ""
+        await until(lambda: wait.tried)
+        assert wait.why == "/config could not be read within 0.3 s"
+        assert wait.why in caplog.text
+        Chosen.made.known.set()
+
+
+async def test_sighup_reads_everything_again_during_the_wait(by_label):
+    async with beginning(by_label, Wanted(by_label)) as begun:
+        os.kill(os.getpid(), signal.SIGHUP)
     assert begun == [(by_label, Chosen.made)]
 
 
@@ -355,7 +336,7 @@ async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tm
     configuration = Configuration(BASE, source, wanted, ())
     status = configuration.status()
     assert (status["file"], status["wanted"]) == (str(file), "")
-    source._file = other = tmp_path / "another"  # as a label that is changed has it
+    source._file = other = tmp_path / "another"  # like a changed label
     assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
     async with following(configuration):
         wanted.settings, good = ConfigError("another:1: no"), wanted.settings  # the watch requests the first read
@@ -368,7 +349,7 @@ async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tm
 
 
 class Keeping(ConfigSource):
-    """A source whose choice is remembered, or not, as a test has it."""
+    """A source that stores its choice if `works` is true."""
 
     def __init__(self):
         super().__init__(BASE)
@@ -407,9 +388,7 @@ async def test_the_file_in_force_is_remembered_once_after_a_reading_and_when_tol
     configuration = Configuration(BASE, source, Wanted(replace(BASE, mig_strategy="mixed")), ())
 
     async def kept(times):
-        with anyio.fail_after(10):
-            while len(source.kept) < times or configuration._saving.begun:
-                await anyio.sleep(0.001)
+        await until(lambda: not (len(source.kept) < times or configuration._saving.begun))
         await anyio.wait_all_tasks_blocked()
         assert len(source.kept) == times
 

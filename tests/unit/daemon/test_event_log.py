@@ -1,4 +1,4 @@
-"""What becomes an event, and who is told to have asked for what."""
+"""The event log: recorded changes, and the origin of orders."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def texts(log):
     return [event.text for event in log.store.events]
 
 
-def test_a_change_of_health_says_which_gpu_and_in_the_kubelet_s_word(log):
+def test_a_change_of_health_has_the_gpu_and_its_health(log):
     log.health(Transition("GPU-6f1c", "xid", Verdict.FATAL, Verdict.OK, "Xid 79", 1.0, xid=79, standing=Verdict.FATAL))
     log.health(Transition("GPU-6f1c", "xid", Verdict.OK, Verdict.FATAL, "Xid 79", 1.0, standing=Verdict.OK))
     log.health(Transition("GPU-9", "temperature", Verdict.DEGRADED, Verdict.OK, "96 °C", 1.0, device="MIG-1"))
@@ -46,7 +46,7 @@ def test_a_change_of_health_says_which_gpu_and_in_the_kubelet_s_word(log):
     assert log.store.events[0] == Event(7.0, "health", texts(log)[0], **WHICH, signal="xid", verdict="FATAL", xid=79)
 
 
-def test_orders_are_told_in_the_kubelet_s_word_too(log):
+def test_an_order_has_the_gpu_and_its_health(log):
     detail = "cordoned: swap"
     log.health(Transition("GPU-6f1c", "cordon", Verdict.FATAL, Verdict.OK, detail, 1.0, standing=Verdict.FATAL))
     log.health(Transition("GPU-6f1c", "cordon", Verdict.OK, Verdict.FATAL, detail, 1.0, standing=Verdict.DEGRADED))
@@ -58,7 +58,7 @@ def test_orders_are_told_in_the_kubelet_s_word_too(log):
     ]
 
 
-def test_registrations_are_told_when_they_come_and_when_they_go(log):
+def test_changes_of_registrations_are_recorded_once(log):
     registrations = Registrations(lambda: 1.0)
     registrations.subscribe(log.registration)
     registrations.away("r", "waiting for the kubelet")
@@ -74,7 +74,7 @@ def test_registrations_are_told_when_they_come_and_when_they_go(log):
     ]
 
 
-def test_a_configuration_that_is_taken_back_is_not_refused_for_ever(log):
+def test_the_end_of_a_refusal_is_recorded(log):
     def status(*faults):
         return {"file": "", "refused": faults[0] if faults else "", "faults": faults, "reloads": {"applied": 0}}
 
@@ -88,7 +88,7 @@ def test_a_configuration_that_is_taken_back_is_not_refused_for_ever(log):
     ]
 
 
-def test_configurations_are_told_when_they_are_applied_and_when_they_are_refused_for_another_reason(log):
+def test_applied_and_refused_configurations_are_recorded_once(log):
     def status(refused, applied):
         return {"file": "/etc/c.yaml", "refused": refused, "reloads": {"applied": applied}}
 
@@ -103,7 +103,7 @@ def test_configurations_are_told_when_they_are_applied_and_when_they_are_refused
 
 
 @pytest.mark.parametrize("name", ["6f1c", "1b:00.0", "GPU-6f1c"])
-async def test_an_order_is_obeyed_by_uuid_and_remembered_with_who_asked_and_why(log, name):
+async def test_an_order_is_passed_on_by_uuid_and_recorded_with_its_origin(log, name):
     asked = []
 
     async def cordon(request):
@@ -120,7 +120,7 @@ async def test_an_order_is_obeyed_by_uuid_and_remembered_with_who_asked_and_why(
     assert list(log.store.events) == [Event(7.0, "order", "cordon: cordoned.", **WHICH, **who)]
 
 
-async def test_an_order_that_is_refused_is_remembered_too_and_refused(log):
+async def test_a_refused_order_is_recorded_and_refused(log):
     async def cordon(_request):
         raise ConfigError("no such GPU")
 
@@ -141,14 +141,14 @@ async def test_a_reason_is_a_short_text(log, reason):
 
 
 @pytest.mark.parametrize("gpu", [None, 3, "GPU-unknown", True, [1]])
-async def test_what_names_no_gpu_is_left_to_whom_it_is_passed_on(log, gpu):
+async def test_an_unknown_name_is_passed_on(log, gpu):
     async def echo(request):
         return request
 
     assert await log.resolved(echo)({"gpu": gpu}) == {"gpu": gpu}
 
 
-async def test_events_are_answered_of_all_or_of_one(log):
+async def test_events_of_all_gpus_or_one_gpu(log):
     log.daemon("started")
     log.health(Transition("GPU-6f1c", "xid", Verdict.FATAL, Verdict.OK, "Xid 79", 1.0, xid=79))
     told = await log.answer({})
@@ -165,7 +165,7 @@ async def test_events_are_answered_of_all_or_of_one(log):
         await log.answer({"until": 1})
 
 
-async def test_more_than_a_reply_holds_is_left_out_from_the_oldest_on(log):
+async def test_a_long_reply_leaves_out_the_oldest_events(log):
     for number in range(1000):
         log.daemon(f"{number} " + "ä" * 400)
     told = await log.answer({})
@@ -174,7 +174,7 @@ async def test_more_than_a_reply_holds_is_left_out_from_the_oldest_on(log):
     assert told["events"][-1]["text"].startswith("999 ")
 
 
-async def test_an_order_is_answered_once_a_kill_cannot_unsay_it(log, tmp_path, monkeypatch):
+async def test_an_order_is_answered_after_it_is_stored(log, tmp_path, monkeypatch):
     slow = threading.Event()
     add = StateLog.add_event
     monkeypatch.setattr(StateLog, "add_event", lambda *words: slow.wait(10) and add(*words))
@@ -191,7 +191,7 @@ async def test_an_order_is_answered_once_a_kill_cannot_unsay_it(log, tmp_path, m
         tasks.cancel_scope.cancel()
 
 
-async def test_an_order_is_answered_though_it_cannot_be_remembered(log, monkeypatch):
+async def test_an_order_that_cannot_be_recorded_is_answered(log, monkeypatch):
     monkeypatch.setattr(StateLog, "add_event", lambda *_: False)
 
     async def done(_request):

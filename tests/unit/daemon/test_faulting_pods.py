@@ -1,4 +1,4 @@
-"""Which pods an application's error is told of: asked for one question at a time, and never in a flood."""
+"""The pods that an application's error is assigned to. Queries run one at a time and at a limited rate."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.kubelet.snapshot import ResourceView, Snapshot
 from gpu_plugin.placement.subsets import Placement
+from tests.unit.waiting import until
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 SNAPSHOT = Snapshot(
@@ -62,11 +63,6 @@ class Bench:
         self.now += after
         self.errors.add(Error(*error))
 
-    async def until(self, expected):
-        with anyio.fail_after(10):
-            while not expected():
-                await anyio.sleep(0.001)
-
 
 @pytest.fixture
 async def bench(monkeypatch):
@@ -89,25 +85,25 @@ async def bench(monkeypatch):
 )
 async def test_an_error_is_told_with_the_pods_that_hold_what_it_hit(bench, error, pods):
     bench.heard(*error)
-    await bench.until(lambda: bench.seen)
+    await until(lambda: bench.seen)
     assert bench.seen == [(error[0], ApplicationError(31, frozenset(pods)))]
 
 
 async def test_where_nobody_can_say_whose_it_was_it_is_told_all_the_same(bench):
     bench.held = None
     bench.heard("GPU-0", 13)
-    await bench.until(lambda: bench.seen)
+    await until(lambda: bench.seen)
     assert bench.seen == [("GPU-0", ApplicationError(13, None))]
 
 
 async def test_what_comes_during_a_question_is_answered_by_the_next(bench):
     bench.gate = anyio.Event()
     bench.heard("GPU-0", 13)
-    await bench.until(lambda: bench.asked == 1)
+    await until(lambda: bench.asked == 1)
     for _ in range(5):
         bench.heard("GPU-1", 31)
     bench.gate.set()
-    await bench.until(lambda: len(bench.seen) == 6)
+    await until(lambda: len(bench.seen) == 6)
     assert bench.asked == 2
 
 
@@ -117,7 +113,7 @@ async def test_a_burst_is_one_error_and_what_comes_later_another(bench):
     bench.heard("GPU-1", 13, after=0)
     bench.heard("GPU-0", 31, after=0)
     bench.heard("GPU-0", 13)
-    await bench.until(lambda: len(bench.seen) == 4)
+    await until(lambda: len(bench.seen) == 4)
     assert [(uuid, seen.xid) for uuid, seen in bench.seen] == [
         ("GPU-0", 13),
         ("GPU-1", 13),
@@ -132,24 +128,24 @@ async def test_what_was_heard_is_remembered_no_longer_than_a_burst(bench):
     assert len(bench.errors._burst) <= 11
     bench.heard("GPU-0", 1, after=2 * SAME_ERROR_SECONDS)
     assert len(bench.errors._burst) == 1
-    await bench.until(lambda: len(bench.seen) == 101)
+    await until(lambda: len(bench.seen) == 101)
 
 
 async def test_a_flood_is_let_go_of_at_its_old_end(bench):
     bench.gate = anyio.Event()
     bench.heard("GPU-0", 1)
-    await bench.until(lambda: bench.asked == 1)
+    await until(lambda: bench.asked == 1)
     for xid in range(2, MAX_WAITING + 12):
         bench.heard("GPU-0", xid)
     bench.gate.set()
-    await bench.until(lambda: len(bench.seen) == MAX_WAITING + 1)
+    await until(lambda: len(bench.seen) == MAX_WAITING + 1)
     assert [seen.xid for _, seen in bench.seen] == [1, *range(12, MAX_WAITING + 12)]
 
 
 async def test_questions_keep_their_distance(bench, monkeypatch):
     monkeypatch.setattr(faulting_pods, "QUERY_INTERVAL", 3600)
     bench.heard("GPU-0", 13)
-    await bench.until(lambda: bench.seen)
+    await until(lambda: bench.seen)
     bench.heard("GPU-0", 31)
     await anyio.wait_all_tasks_blocked()
     assert bench.asked == 1

@@ -1,4 +1,4 @@
-"""The ledger and its surroundings: who is told of what, and what settings, boots and operators change."""
+"""The health watch: reports of changes, and the effect of settings, boots and operators."""
 
 import itertools
 import logging
@@ -46,7 +46,7 @@ class NotedErrors(ReportedErrors):
 
 
 class Watch(HealthWatch):
-    """A health watch of two GPUs, with what it told."""
+    """A health watch of two GPUs that records its changes."""
 
     def __init__(self):
         self.changed: list[str] = []
@@ -185,7 +185,7 @@ class TestMemory:
         watch.restore((evidence("GPU-9"), evidence("GPU-8")), (GPU,))
         revision = watch.ledger.revision
         assert watch.drop_past("GPU-9")
-        assert watch.ledger.revision > revision  # so that it is written down
+        assert watch.ledger.revision > revision  # so the change is stored
         assert not watch.drop_past("GPU-9")
         assert not watch.drop_past("GPU-0")
         assert [entry.uuid for entry in watch.past] == ["GPU-8"]
@@ -231,8 +231,9 @@ class TestSettings:
         assert watch.fatal("GPU-0")
         assert watch.reports.transitions["GPU-0", "recovery-action", "FATAL"] == 2
 
-    def test_words_that_are_none_are_said_when_they_come(self, watch, caplog):
-        watch.restore(())
+    def test_malformed_words_are_logged_at_the_start_and_when_they_change(self, watch, caplog):
+        HealthWatch(settings("nonsense"), "one", Pulse(), ReportedErrors()).restore(())
+        assert caplog.text.count("DP_DISABLE_HEALTHCHECKS: 'nonsense' is neither an Xid") == 1
         watch.apply_settings(settings("48,heat"))
         watch.apply_settings(settings("48,heat"))
         assert caplog.text.count("'heat' is neither an Xid") == 1
@@ -281,7 +282,7 @@ async def test_the_kubelet_hears_of_a_gpu_once_it_is_written_down(watch):
 
 
 def test_a_wall_clock_that_was_corrected_between_two_processes_changes_nothing_of_when():
-    """It was thirty days fast: a hold that has half an hour to go is neither over nor thirty days long."""
+    """The clock was thirty days fast. A hold with half an hour left must neither end nor last thirty days."""
     month, since_boot = 30 * 86_400.0, 5_000.0
 
     def process(wall: float, clock: float) -> HealthWatch:

@@ -96,8 +96,8 @@ class Life:
     def __init__(self, seed: int, directory) -> None:
         self.dice = random.Random(seed)
         self.kubelet = StandInKubelet(directory, clock=anyio.current_time, seed=seed)
-        self.kubelet._pod_resources._clock = anyio.current_time  # what limits the rate of calls
-        # A list that is sent again may come to nothing while the checkpoint cannot be read; it is not what is looked for here.
+        self.kubelet._pod_resources._clock = anyio.current_time  # limits the rate of calls
+        # A list that is sent again may have no effect while the checkpoint cannot be read. This is not tested here.
         self.kubelet._checkpoint.wants_list = lambda tables: True  # type: ignore[method-assign]
         socket = self.kubelet.pod_resources_socket
         self.settings = resolve({"device_plugin_dir": str(directory), "pod_resources_socket": str(socket)}, {})
@@ -118,10 +118,10 @@ class Life:
                 self.check()
             await self.all_back()
             await self.end()
-        await anyio.sleep(1)  # what is closed says so to the loop
+        await anyio.sleep(1)  # closed sockets notify the loop
 
     def begin(self) -> None:
-        """A new process of ours, with what the last one wrote down."""
+        """A new process of the plugin, with the stored state of the former process."""
         store, look = SnapshotStore(), Pulse()
         self.inventory = Inventory(store, lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in self.remembered))
@@ -150,7 +150,7 @@ class Life:
         await self.ended.wait()
 
     def published(self) -> None:
-        if self.dice.random() < 0.9:  # or it is killed before that was written down
+        if self.dice.random() < 0.9:  # or it is killed before this write
             self.remembered = self.inventory.listed, self.inventory.foreign
 
     async def step(self) -> None:
@@ -263,7 +263,7 @@ class Life:
         if self.inventory.unpublished:
             return
         listed = {(r.name, d.id) for r in self.inventory.listed for d in r.devices}
-        names = {name for name, _ in listed}  # a process that has lost its memory knows all other names as foreign
+        names = {name for name, _ in listed}  # without stored state, all other names are foreign to a process
         kept = {(name, one) for _, name, one in held if not self.lost or name in names}
         assert kept <= listed, self.trace
 
@@ -285,7 +285,7 @@ class Life:
 
 @pytest.fixture
 def in_one_process(monkeypatch, caplog):
-    """What the parts have of threads and of other clocks than the loop's is replaced."""
+    """Threads, and clocks other than the loop's clock, are replaced."""
     caplog.set_level(logging.CRITICAL, "gpu_plugin")
     monkeypatch.setattr(holders, "begin", OnTheLoop().begin)
     monkeypatch.setattr(endpoint, "DevicePluginService", partial(DevicePluginService, clock=anyio.current_time))
@@ -318,6 +318,6 @@ def test_no_hardware_is_held_twice_no_held_id_is_lost_and_all_capacity_comes_bac
                 print(f"seed {seed}:", *life.trace, sep="\n  ")
                 raise
 
-        random.seed(seed)  # what spreads retries, and how long readings take
+        random.seed(seed)  # spread of retries, and duration of reads
         with asyncio.Runner(loop_factory=SkippingLoop) as runner:
             runner.run(live())

@@ -1,4 +1,4 @@
-"""Which file the node's label chose last: remembered whole, or not at all, whatever became of what was written down."""
+"""The stored choice of the node's label: read back whole, or not at all if the file is damaged."""
 
 import os
 
@@ -17,7 +17,7 @@ def test_it_outlives_the_process(tmp_path):
     assert choice(tmp_path).read() is None
     choice(tmp_path).write("a100")
     assert choice(tmp_path).read() == "a100"
-    choice(tmp_path).write("")  # no file at all is a choice, too
+    choice(tmp_path).write("")  # an empty choice is also a choice
     assert choice(tmp_path).read() == ""
 
 

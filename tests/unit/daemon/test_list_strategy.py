@@ -1,4 +1,4 @@
-"""`auto` becomes a strategy, whatever the disks do."""
+"""The choice of a device list strategy for `auto`, with disks that fail or hang."""
 
 import errno
 import threading

@@ -1,4 +1,4 @@
-"""What the one glance is made of, and what it calls wrong."""
+"""The parts of the node's status, and its complaints."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -133,7 +133,7 @@ AWAY = {"r": {"registered": False, "why": "no kubelet"}}
         ({"configuration": {"refused": "line 3"}}, ["configuration: line 3"]),
         ({"configuration": {"refused": "", "unheard": "403"}}, ["configuration: 403"]),
         ({"kubelet": {"socket": "/k", "resources": AWAY}}, ["r: no kubelet"]),
-        ({"kubelet": {"socket": "", "resources": AWAY}}, []),  # it is not to register
+        ({"kubelet": {"socket": "", "resources": AWAY}}, []),  # it does not register
         ({"cdi": {"trouble": "no space"}}, ["CDI: no space"]),
         ({"cdi": {"trouble": ""}}, []),
         ({"cdi": {"trouble": "", "complaints": ["/tmp/nvidia-mps is left out"]}}, []),

@@ -1,4 +1,4 @@
-"""Offers on their way to the kubelet: those of large nodes are prepared beside the event loop."""
+"""Offers and their publication. Offers of large nodes are prepared on a thread."""
 
 import gc
 import threading
@@ -52,7 +52,7 @@ def node(count: int, *bridged: tuple[int, int]) -> Node:
 
 
 class Served:
-    """An offering at work, with what it has published."""
+    """A running offering, with the placements that it published."""
 
     def __init__(self, settings) -> None:
         self.settings = settings
@@ -99,7 +99,7 @@ def linked(served, one: int, other: int):
 
 
 @pytest.mark.parametrize("count", [2, IMMEDIATE_GPUS, IMMEDIATE_GPUS + 1, 16, 20])
-async def test_what_is_published_is_ready_whatever_the_size_of_the_node(settings, count):
+async def test_a_published_placement_is_ready_for_every_size_of_node(settings, count):
     async with serving(settings) as served:
         served.take(node(count, (0, 1)))
         await served.until(linked(served, 0, 1))
@@ -109,7 +109,7 @@ async def test_what_is_published_is_ready_whatever_the_size_of_the_node(settings
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
-async def test_a_change_of_many_resources_is_one_line_with_the_detail_at_debug(settings, caplog, count):
+async def test_a_change_of_many_resources_is_one_line_with_details_at_debug(settings, caplog, count):
     caplog.set_level("DEBUG")
     gpus = [Gpu(f"GPU-{at:02}", at, model=f"M{at:02}", unreadable="lost") for at in range(count)]
     names = tuple(NamePattern(gpu.model, f"nvidia.com/gpu.{gpu.model}") for gpu in gpus[1:])
@@ -127,7 +127,7 @@ async def test_a_change_of_many_resources_is_one_line_with_the_detail_at_debug(s
         assert all(f"{name}: " in everything for name in (GPU, *(pattern.name for pattern in names)))
 
 
-async def test_where_no_link_changes_the_placement_is_kept(settings):
+async def test_the_placement_is_kept_if_no_link_changes(settings):
     async with serving(settings) as served:
         served.take(node(12, (0, 1)))
         await served.until(linked(served, 0, 1))
@@ -138,13 +138,13 @@ async def test_where_no_link_changes_the_placement_is_kept(settings):
         assert served.view.policy == "packed"  # at once
         assert served.view.placement is before
         served.take(node(12, (0, 2)))
-        assert served.view.placement is before  # what holds until the new one is ready
+        assert served.view.placement is before  # the former placement is used until the new placement is ready
         await served.until(linked(served, 0, 2))
         assert served.view.placement.ready
         assert served.view.placement is not before
 
 
-async def test_offers_that_come_while_one_is_prepared_share_its_work_and_the_last_one_wins(settings, monkeypatch):
+async def test_offers_during_a_preparation_share_its_work_and_the_last_offer_wins(settings, monkeypatch):
     made, going, judged = [], threading.Event(), threading.Event()
     original = Placement.of
 
@@ -165,7 +165,7 @@ async def test_offers_that_come_while_one_is_prepared_share_its_work_and_the_las
         assert (served.view.policy, len(made)) == ("spread", 1)
 
 
-async def test_links_that_change_while_they_are_judged_are_judged_again(settings, monkeypatch):
+async def test_links_that_change_during_a_judgement_are_judged_again(settings, monkeypatch):
     going, judged = threading.Event(), threading.Event()
     original = Placement.of
 
@@ -185,7 +185,7 @@ async def test_links_that_change_while_they_are_judged_are_judged_again(settings
         assert len(served.published) == 1
 
 
-async def test_links_that_change_all_the_time_keep_no_offer_back(settings, monkeypatch):
+async def test_links_that_always_change_delay_no_offer(settings, monkeypatch):
     judged, original = [], Placement.of
 
     def flapping(topology):
@@ -203,7 +203,7 @@ async def test_links_that_change_all_the_time_keep_no_offer_back(settings, monke
     assert [each.ready for each in served.published] == [False, False, False, True]
 
 
-async def test_links_that_change_while_it_is_asked_who_holds_what_end_with_a_ready_placement(settings, monkeypatch):
+async def test_links_that_change_during_a_query_for_holders_get_a_ready_placement(settings, monkeypatch):
     asked, answer = anyio.Event(), anyio.Event()
 
     async def slow(_holders, _socket, _retired):
@@ -221,7 +221,7 @@ async def test_links_that_change_while_it_is_asked_who_holds_what_end_with_a_rea
         assert not linked(served, 0, 1)()
 
 
-async def test_after_links_that_could_not_be_judged_others_are(settings, monkeypatch):
+async def test_links_are_judged_after_a_failed_judgement(settings, monkeypatch):
     original = Placement.of
 
     def broken_once(topology):
@@ -236,7 +236,7 @@ async def test_after_links_that_could_not_be_judged_others_are(settings, monkeyp
         await served.until(lambda: linked(served, 0, 2)() and served.view.placement.ready)
 
 
-async def test_gpus_are_served_even_if_judging_their_sets_fails(settings, monkeypatch, caplog):
+async def test_gpus_are_served_if_the_judgement_of_their_sets_fails(settings, monkeypatch, caplog):
     def broken(_topology):
         raise MemoryError
 
@@ -255,7 +255,7 @@ async def test_gpus_are_served_even_if_judging_their_sets_fails(settings, monkey
     assert "judging sets of GPUs failed; pods get good ones, which may not be the best" in caplog.text
 
 
-async def test_what_is_asked_for_and_not_there_is_said_once(settings, caplog):
+async def test_a_missing_device_node_is_logged_once(settings, caplog):
     async with serving(settings) as served:
         served.take(node(1), gds_enabled=True)
         await served.until(lambda: GPU in served.inventory.store.current.resources)
@@ -264,32 +264,24 @@ async def test_what_is_asked_for_and_not_there_is_said_once(settings, caplog):
     assert caplog.text.count("--gds-enabled is set and there is no device node") == 1
 
 
-async def test_a_live_change_to_cdi_names_is_published_once_specifications_are_known(settings, monkeypatch):
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_live_change_to_cdi_names_waits_a_limited_time_for_specifications(settings, monkeypatch, known):
+    monkeypatch.setattr(offering_module, "SPECS_PATIENCE", 60.0 if known else 0.05)
     async with serving(settings) as served:
         served.take(node(2))
         await served.until(lambda: served.inventory.store.current.version)
         served.take(node(2), device_list_strategy=("cdi-cri",))
-        await anyio.wait_all_tasks_blocked()
-        assert served.view.access.strategies == ("envvar",)
-        assert all(device.healthy for device in served.view.resource.devices)
-        written = CdiReadiness({"GPU-00": frozenset(), "GPU-01": frozenset()}, "")
-        served.inventory.cdi_changed(written)
+        if known:
+            await anyio.wait_all_tasks_blocked()
+            assert served.view.access.strategies == ("envvar",)
+            assert all(device.healthy for device in served.view.resource.devices)
+            served.inventory.cdi_changed(CdiReadiness({"GPU-00": frozenset(), "GPU-01": frozenset()}, ""))
         await served.until(lambda: served.view.access.by_cdi)
-        assert all(device.healthy for device in served.view.resource.devices)
-
-
-async def test_a_live_change_to_cdi_names_does_not_wait_for_ever(settings, monkeypatch):
-    monkeypatch.setattr(offering_module, "SPECS_PATIENCE", 0.05)
-    async with serving(settings) as served:
-        served.take(node(2))
-        await served.until(lambda: served.inventory.store.current.version)
-        served.take(node(2), device_list_strategy=("cdi-cri",))
-        await served.until(lambda: served.view.access.by_cdi)
-        assert not any(device.healthy for device in served.view.resource.devices)
+        assert [device.healthy for device in served.view.resource.devices] == [known, known]
 
 
 def holding(monkeypatch, *answers):
-    """What is known of what pods hold, question by question; the last one stays."""
+    """Set the answers about devices that pods hold, query by query. The last answer is repeated."""
     left = list(answers)
 
     async def ask(_holders, _socket, _retired):
@@ -298,7 +290,7 @@ def holding(monkeypatch, *answers):
     monkeypatch.setattr(Holders, "ask", ask)
 
 
-async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again_that_the_kubelet_hears(settings, monkeypatch):
+async def test_a_device_held_only_by_the_checkpoint_makes_one_resend(settings, monkeypatch):
     key = (GPU, "GPU-00")
     holding(monkeypatch, Holding(frozenset()), Holding(frozenset({key}), written=frozenset({key})))
     monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
@@ -316,7 +308,7 @@ async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again_that_the_ku
         assert served.inventory.store.resends(GPU) == 1  # not at every question
 
 
-async def test_the_first_offer_waits_for_what_pods_hold_whatever_is_remembered(settings, monkeypatch):
+async def test_the_first_offer_waits_for_the_devices_of_pods(settings, monkeypatch):
     uuid = "GPU-00000000-0000-0000-0000-000000000000"
     foreign = frozenset({("example.com/gpu", uuid)})
     holding(monkeypatch, Holding(foreign, foreign, writing=1), Holding())
@@ -327,11 +319,11 @@ async def test_the_first_offer_waits_for_what_pods_hold_whatever_is_remembered(s
         assert served.inventory.unpublished
         await served.until(lambda: not served.inventory.unpublished)
         assert [device.healthy for device in served.view.resource.devices] == [False, True]
-        served.take(probed)  # at once, and nobody asks first
+        served.take(probed)  # published at once, without a query
         assert [device.healthy for device in served.view.resource.devices] == [False, True]
 
 
-async def test_an_answer_to_a_question_of_before_something_was_retired_frees_nothing(settings, monkeypatch):
+async def test_an_answer_older_than_a_retirement_frees_nothing(settings, monkeypatch):
     asked: list[set[tuple[str, str]]] = []
     going, nothing = anyio.Event(), Holding(frozenset(), writing=1)
     renamed = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
@@ -357,7 +349,7 @@ async def test_an_answer_to_a_question_of_before_something_was_retired_frees_not
         await served.until(lambda: served.inventory.store.current.resources["nvidia.com/x"].resource.devices[0].healthy)
 
 
-async def test_what_is_given_while_the_kubelet_is_asked_is_not_in_its_answer(settings, monkeypatch):
+async def test_a_device_allocated_during_a_query_is_not_confirmed_by_its_answer(settings, monkeypatch):
     key = (GPU, "GPU-00")
     asked: list[None] = []
 
@@ -377,7 +369,7 @@ async def test_what_is_given_while_the_kubelet_is_asked_is_not_in_its_answer(set
         assert recent.unconfirmed([key]) == {key}
 
 
-async def test_that_capacity_waits_for_pod_resources_is_said_once(settings, monkeypatch, caplog):
+async def test_capacity_that_waits_for_pod_resources_is_logged_once(settings, monkeypatch, caplog):
     allocated = frozenset({(GPU, "GPU-00")})
     questions: list[None] = []
 
@@ -403,7 +395,7 @@ async def test_that_capacity_waits_for_pod_resources_is_said_once(settings, monk
 RENAMED = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
 
 
-async def test_without_a_checkpoint_an_answer_says_nothing_of_what_the_offer_itself_retires(settings):
+async def test_without_a_checkpoint_devices_retired_by_the_offer_stay_withheld(settings):
     served = Served(settings)
     served.offering._apply(offer(node(1), settings, "/"), Holding(), 0.0)
     silent, _ = weigh(History(), KubeletReadings((0, 0, 1), frozenset()), {})
@@ -412,7 +404,7 @@ async def test_without_a_checkpoint_an_answer_says_nothing_of_what_the_offer_its
     assert device.reason == "a pod may still hold its hardware as GPU-00"
 
 
-async def test_what_was_given_away_and_is_in_no_record_has_a_list_sent_again(settings, monkeypatch):
+async def test_an_allocated_device_without_a_record_makes_one_resend(settings, monkeypatch):
     holding(monkeypatch, Holding(frozenset(), writing=1))
     monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
     monkeypatch.setattr(given_module, "ENTERED", 0.01)
@@ -424,9 +416,7 @@ async def test_what_was_given_away_and_is_in_no_record_has_a_list_sent_again(set
         await served.until(lambda: served.inventory.store.resends(GPU) == 1)
 
 
-async def test_one_list_does_for_what_the_checkpoint_keeps_and_for_what_was_given_away_a_moment_ago(
-    settings, monkeypatch
-):
+async def test_one_resend_serves_held_and_recently_allocated_devices(settings, monkeypatch):
     kept = (GPU, "GPU-00")
     holding(
         monkeypatch, Holding(frozenset(), writing=1), Holding(frozenset({kept}), written=frozenset({kept}), writing=1)
@@ -444,7 +434,7 @@ async def test_one_list_does_for_what_the_checkpoint_keeps_and_for_what_was_give
 
 
 class Witnesses:
-    """What the kubelet says, read by the real `Holders`; `reads` has, for each reading, which devices were healthy then."""
+    """The kubelet's data, read by the real `Holders`. `reads` has the healthy devices at each read."""
 
     def __init__(self, monkeypatch) -> None:
         self.listed: frozenset[tuple[str, str]] = frozenset()
@@ -470,9 +460,7 @@ class Witnesses:
 HELD = "GPU-00000000-0000-0000-0000-000000000000"
 
 
-async def test_hardware_held_under_a_foreign_name_is_not_offered_while_the_checkpoint_cannot_be_read(
-    settings, monkeypatch, caplog
-):
+async def test_foreign_held_hardware_is_not_offered_while_the_checkpoint_is_unreadable(settings, monkeypatch, caplog):
     said = Witnesses(monkeypatch)
     said.written = {
         ("example.com/gpu", HELD): frozenset({"pod"})
@@ -497,22 +485,11 @@ async def test_hardware_held_under_a_foreign_name_is_not_offered_while_the_check
     )
 
 
-async def test_capacity_that_waits_for_a_checkpoint_that_is_not_there_is_said(settings, monkeypatch, caplog):
+@pytest.mark.parametrize("listed", [False, True])
+async def test_a_missing_checkpoint_is_logged_if_capacity_waits_for_it(settings, monkeypatch, caplog, listed):
     said = Witnesses(monkeypatch)
     said.failing = checkpoint.NoCheckpointError("No such file or directory")
-    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.005)
-    async with serving(settings) as served:
-        served.take(node(1))
-        await served.until(lambda: GPU in served.inventory.store.current.resources)
-        served.take(node(1), **RENAMED)
-        await served.until(lambda: "cannot be read: No such file or directory" in caplog.text)
-        assert "without PodResources" not in caplog.text
-
-
-async def test_what_a_pod_is_known_to_hold_is_no_reason_to_complain_of_the_checkpoint(settings, monkeypatch, caplog):
-    said = Witnesses(monkeypatch)
-    said.failing = checkpoint.NoCheckpointError("No such file or directory")
-    said.listed = frozenset({(GPU, "GPU-00")})
+    said.listed = frozenset({(GPU, "GPU-00")} if listed else ())  # a device that a pod holds waits for the pod
     monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.005)
     async with serving(settings) as served:
         served.take(node(1))
@@ -520,11 +497,14 @@ async def test_what_a_pod_is_known_to_hold_is_no_reason_to_complain_of_the_check
         served.take(node(1), **RENAMED)
         said.reads.clear()
         await served.until(lambda: len(said.reads) > 12)
-    assert "cannot be read" not in caplog.text
+    assert ("cannot be read: No such file or directory" in caplog.text) is not listed
+    assert "without PodResources" not in caplog.text
 
 
 @pytest.mark.parametrize(("patience", "withheld"), [(60, True), (0.0, False)])
-async def test_the_first_offer_waits_a_moment_for_a_checkpoint_that_is_there(settings, monkeypatch, patience, withheld):
+async def test_the_first_offer_waits_a_limited_time_for_an_unreadable_checkpoint(
+    settings, monkeypatch, patience, withheld
+):
     said = Witnesses(monkeypatch)
     said.written = {("example.com/gpu", HELD): frozenset({"pod"})}
     said.failing = checkpoint.CheckpointError("Input/output error")
@@ -539,7 +519,7 @@ async def test_the_first_offer_waits_a_moment_for_a_checkpoint_that_is_there(set
         assert served.view.resource.devices[0].healthy is not withheld
 
 
-async def test_what_pods_hold_and_nobody_lists_shows_within_half_a_minute(settings, monkeypatch):
+async def test_held_devices_without_a_list_appear_at_the_periodic_query(settings, monkeypatch):
     uuid = "GPU-00000000-0000-0000-0000-000000000000"
     key = (GPU, uuid)
     nothing = Holding(frozenset())
@@ -554,8 +534,8 @@ async def test_what_pods_hold_and_nobody_lists_shows_within_half_a_minute(settin
 
 
 @pytest.mark.parametrize("times", [0, 1, MAX_JUDGEMENTS])
-async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_counts(settings, monkeypatch, times):
-    """`times` is how often the health of a GPU changes while what is told of it is judged."""
+async def test_many_devices_are_judged_on_a_thread_with_their_newest_health(settings, monkeypatch, times):
+    """`times` is the number of health changes while the devices are judged."""
     holding(monkeypatch, Holding(frozenset(), writing=1))
     monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
     monkeypatch.setattr(offering_module, "OFF_LOOP_DEVICES", 1)
@@ -592,7 +572,7 @@ async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_co
     assert gc.isenabled()
 
 
-async def test_what_changes_while_many_devices_of_a_new_offer_are_judged_counts(settings, monkeypatch):
+async def test_changes_during_the_judgement_of_a_new_offer_are_applied(settings, monkeypatch):
     """GPU-01 is in no list yet when its health changes, and a newer offer replaces the first one before it is published."""
     holding(monkeypatch, Holding(frozenset(), writing=1))
     monkeypatch.setattr(offering_module, "OFF_LOOP_DEVICES", 1)
@@ -632,8 +612,8 @@ async def test_what_changes_while_many_devices_of_a_new_offer_are_judged_counts(
         assert not any("nvidia.com/older" in seen for seen in names)
 
 
-def test_the_next_question_comes_though_all_that_was_waited_for_is_over(settings):
-    """A slow answer may come after the moments from which on the next one tells more."""
+def test_the_next_query_is_scheduled_after_all_awaited_times(settings):
+    """A slow answer may arrive after the time at which the next query is useful."""
     served = Served(settings)
     served.inventory.apply(offer(node(2), settings, "/"), frozenset(), 0)
     served.inventory.apply(offer(node(1), settings, "/"), frozenset(), 0)
@@ -642,7 +622,7 @@ def test_the_next_question_comes_though_all_that_was_waited_for_is_over(settings
     assert served.offering._pause(100.0) == offering_module.HOLDERS_POLL
 
 
-def test_without_pod_resources_it_is_said_once_what_brings_capacity_back(settings, caplog):
+def test_without_pod_resources_the_remedy_is_logged_once(settings, caplog):
     served = Served(settings)
     for _ in range(2 * offering_module.UNANSWERED_LIMIT):
         served.offering._log_long_waits(Holding(frozenset({(GPU, "GPU-00")}), writing=1), {(GPU, "GPU-00")})
@@ -651,9 +631,7 @@ def test_without_pod_resources_it_is_said_once_what_brings_capacity_back(setting
     assert str(Path(settings.socket_dir) / checkpoint.NAME) in said
 
 
-async def test_devices_that_a_list_has_no_room_for_are_offered_once_former_ones_have_left_it(
-    settings, monkeypatch, caplog
-):
+async def test_devices_without_room_in_a_list_are_offered_after_former_devices_left(settings, monkeypatch, caplog):
     monkeypatch.setattr(listing, "MAX_LIST_BYTES", 200)  # of nine devices
     monkeypatch.setattr(retirement, "SETTLE", 0.0)
     monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
@@ -679,7 +657,7 @@ async def test_devices_that_a_list_has_no_room_for_are_offered_once_former_ones_
 
 
 @pytest.mark.parametrize("by", ["kubelet_internal_checkpoint", "pod-resources.sock"])
-async def test_held_devices_that_cannot_be_listed_are_said_once_with_the_source(settings, monkeypatch, caplog, by):
+async def test_held_devices_that_cannot_be_listed_are_logged_once_with_the_source(settings, monkeypatch, caplog, by):
     odd = [(GPU, f"{HELD}::{'0' * length}") for length in (300, 301)]
     said = Witnesses(monkeypatch)
     said.written = {key: frozenset({"pod"}) for key in odd} if by.endswith("checkpoint") else {}

@@ -1,4 +1,4 @@
-"""What operators ask of the daemon, and the sentences that they are answered with."""
+"""Verbs for operators: their effect on health and on the monitor, their errors and replies."""
 
 from typing import cast
 
@@ -34,7 +34,7 @@ GOOD = Sample(temperature=40)
 
 
 class StandIn:
-    """A monitor that notes what it is asked for; `trouble` keeps it from dropping handles, `good` is what a look finds."""
+    """A monitor that records calls. `trouble` makes `release` fail; `good` makes the look after `resume` succeed."""
 
     def __init__(self, health):
         self.health = health
@@ -70,7 +70,7 @@ class StandIn:
 
 
 class Desk:
-    """Operations over three GPUs, with a stand-in for the monitor."""
+    """Operations on three GPUs with a simulated monitor."""
 
     def __init__(self):
         self.health = HealthWatch(resolve({}, {}), "one", Pulse(), ReportedErrors())
@@ -91,9 +91,7 @@ class Desk:
         reply = await self.ask(verb, **request)
         assert set(reply) == {"done", "outcome"}
         assert reply["done"].startswith(reply["outcome"])
-        assert (
-            "gpu-plugin" not in reply["outcome"]
-        )  # commands are for who asked; of what is remembered one could be cut
+        assert "gpu-plugin" not in reply["outcome"]  # commands are only in the reply, because a stored text may be cut
         return reply["done"]
 
     def reason(self, uuid):
@@ -118,22 +116,22 @@ class TestNames:
         ],
     )
     @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
-    async def test_one_that_is_not_there_is_refused_in_a_sentence(self, desk, verb, gpu, words):
+    async def test_an_unknown_gpu_is_refused(self, desk, verb, gpu, words):
         with pytest.raises(ConfigError, match=words):
             await desk.ask(verb, gpu=gpu)
         assert desk.monitor.calls == []
 
     @pytest.mark.parametrize("verb", ["cordon", "uncordon"])
-    async def test_where_one_is_meant_it_must_be_named(self, desk, verb):
+    async def test_a_verb_for_one_gpu_requires_its_name(self, desk, verb):
         with pytest.raises(ConfigError, match="gpu: missing: which GPU, by index or uuid"):
             await desk.ask(verb)
 
     @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
-    async def test_what_no_verb_takes_is_refused(self, desk, verb):
+    async def test_an_unknown_field_is_refused(self, desk, verb):
         with pytest.raises(ConfigError, match="force: not a field of this verb"):
             await desk.ask(verb, gpu=0, force=True)
 
-    async def test_two_of_one_index_are_both_explained_and_neither_is_ordered_about(self, desk):
+    async def test_an_ambiguous_index_is_explained_and_refused_for_orders(self, desk):
         desk.health.watch((*GPUS, Gpu("GPU-late", 2)))
         told = await desk.ask("explain", gpu=2)
         assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-c", "GPU-late"]
@@ -143,7 +141,7 @@ class TestNames:
         assert "is cordoned" in await desk.done("cordon", gpu="GPU-late")
         assert (desk.reason("GPU-c"), desk.reason("GPU-late")) == ("", "cordoned")
 
-    async def test_before_any_gpu_is_known(self, desk):
+    async def test_verbs_before_any_gpu_is_known(self, desk):
         desk.health.watch(())
         desk.monitor = None
         assert await desk.ask("explain") == {"gpus": []}
@@ -163,7 +161,7 @@ class TestNames:
         assert desk.operations.begin() == frozenset()
 
 
-async def test_explain_tells_of_all_or_of_one(desk):
+async def test_explain_returns_all_gpus_or_one_gpu(desk):
     desk.health.observe("GPU-c", XidEvent(79))
     told = await desk.ask("explain")
     assert [(gpu["index"], gpu["health"]) for gpu in told["gpus"]] == [(0, "Healthy"), (1, "Healthy"), (2, "Unhealthy")]
@@ -176,7 +174,7 @@ async def test_explain_tells_of_all_or_of_one(desk):
 
 
 class TestCordon:
-    async def test_it_holds_until_it_is_lifted_and_both_may_be_asked_for_twice(self, desk):
+    async def test_a_cordon_lasts_until_it_is_lifted_and_both_are_idempotent(self, desk):
         for words in ("no new pod gets it", "cordoned already"):
             assert words in await desk.done("cordon", gpu=1)
             assert desk.reason("GPU-b") == "cordoned"
@@ -184,7 +182,7 @@ class TestCordon:
             assert words in await desk.done("uncordon", gpu=1)
             assert desk.reason("GPU-b") == ""
 
-    async def test_its_reason_is_told_wherever_it_stands_and_the_newest_counts(self, desk):
+    async def test_the_newest_reason_of_a_cordon_is_shown(self, desk):
         for reason, told in [("fan is loud", "fan is loud"), ("", "fan is loud"), ("to be replaced", "to be replaced")]:
             await desk.ask("cordon", gpu=0, **({"reason": reason} if reason else {}))
             (gpu,) = (await desk.ask("explain", gpu=0))["gpus"]
@@ -194,7 +192,7 @@ class TestCordon:
         assert later.reason("GPU-a") == "cordoned: to be replaced"
 
     @pytest.mark.parametrize("cordoned", [True, False])
-    async def test_lifting_it_vouches_for_nothing_however_often_it_is_asked_for(self, desk, cordoned):
+    async def test_lifting_a_cordon_clears_no_fault(self, desk, cordoned):
         desk.health.observe("GPU-a", XidEvent(48))
         if cordoned:
             await desk.ask("cordon", gpu=0)
@@ -206,7 +204,7 @@ class TestCordon:
             assert "Xid 48" in desk.reason("GPU-a")
 
     @pytest.mark.parametrize("cordoned", [True, False])
-    async def test_with_override_the_operator_vouches_for_the_gpu(self, desk, cordoned):
+    async def test_an_override_clears_faults_and_requests_a_look(self, desk, cordoned):
         desk.health.observe("GPU-a", XidEvent(48))
         if cordoned:
             await desk.ask("cordon", gpu=0)
@@ -222,7 +220,7 @@ class TestCordon:
             "uncordon", gpu=0, override=True
         )
 
-    async def test_what_still_reads_badly_is_lowered_and_said_to_stand(self, desk):
+    async def test_an_override_lowers_a_condition_that_is_still_read(self, desk):
         for _ in range(2):
             desk.health.observe("GPU-a", Sample(temperature=40, remap_failure=True))
         done = await desk.done("uncordon", gpu=0, override=True)
@@ -230,7 +228,7 @@ class TestCordon:
         assert "(DEGRADED)" in done
         assert desk.health.ledger.verdict("GPU-a") is Verdict.DEGRADED
 
-    async def test_a_gpu_that_is_lost_stays_so_whatever_is_said(self, desk, caplog):
+    async def test_a_lost_gpu_cannot_be_overridden(self, desk, caplog):
         desk.health.observe("GPU-a", Sample(fault=Fault.LOST, detail="GPU is lost"))
         with pytest.raises(RefusedError, match="nothing was overridden: GPU is lost cannot be overridden"):
             await desk.ask("uncordon", gpu=0, override=True)
@@ -240,7 +238,7 @@ class TestCordon:
         done = await desk.done("uncordon", gpu=0, override=True)
         assert "its cordon is lifted. Still open: GPU is lost (FATAL)." in done
 
-    async def test_of_a_gpu_that_never_came_what_is_remembered_is_forgotten(self, desk):
+    async def test_the_cordon_of_an_absent_gpu_is_deleted(self, desk):
         old = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
         desk.health.restore((old,), GPUS)
         assert "Its cordon is lifted." in await desk.done("uncordon", gpu="GPU-gone")
@@ -248,7 +246,7 @@ class TestCordon:
         with pytest.raises(ConfigError, match="no GPU of this node has this name"):
             await desk.ask("uncordon", gpu="GPU-gone")
 
-    async def test_of_a_gpu_that_never_came_nothing_but_the_cordon_is_forgotten_without_a_vouch(self, desk):
+    async def test_other_evidence_of_an_absent_gpu_is_deleted_only_by_an_override(self, desk):
         cordon = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
         xid = Evidence("zero", "GPU-gone", "xid", "FATAL", "Xid 48", 1.0, "reset", "48")
         desk.health.restore((cordon, xid), GPUS)
@@ -258,7 +256,7 @@ class TestCordon:
         assert "stored record is deleted" in await desk.done("uncordon", gpu="GPU-gone", override=True)
         assert desk.health.evidence() == ()
 
-    async def test_the_word_that_stands_for_every_gpu_lifts_no_release(self, desk):
+    async def test_the_placeholder_for_every_gpu_is_no_name(self, desk):
         desk.health.watch(())
         await desk.ask("release")
         with pytest.raises(RefusedError, match="no GPU of this node is known yet"):
@@ -276,7 +274,7 @@ LOST_NAME = "GPU 0000:61:00.0 (GPU-4b5ed472, NVIDIA H100)"
 
 
 class LoggedDesk(Desk):
-    """Operations whose requests pass through the event log, on a node with two missing GPUs."""
+    """Operations behind the event log, on a node with two missing GPUs."""
 
     def __init__(self, directory):
         super().__init__()
@@ -290,14 +288,14 @@ class LoggedDesk(Desk):
 
 
 class TestMissing:
-    """GPUs that the node should have and has not, asked for as the daemon passes requests on: by any name."""
+    """Requests for missing GPUs by each of their names."""
 
     @pytest.fixture
     def desk(self, tmp_path):
         return LoggedDesk(tmp_path)
 
     @pytest.mark.parametrize("name", ["0000:61:00.0", "61:00.0", "GPU-4b5e", "4b5ed472", "GPU-4b5ed472"])
-    async def test_an_override_forgets_one_by_each_of_its_names(self, desk, name):
+    async def test_an_override_deletes_a_missing_gpu_by_each_of_its_names(self, desk, name):
         done = await desk.done("uncordon", gpu=name, override=True)
         assert done == f"{LOST_NAME} is missing; its stored record is deleted."
         assert desk.monitor.former == ()
@@ -305,19 +303,19 @@ class TestMissing:
         with pytest.raises(ConfigError, match="no GPU of this node has this name"):
             await desk.ask("uncordon", gpu=name, override=True)
 
-    async def test_the_index_that_it_had_is_no_name(self, desk):
+    async def test_the_former_index_of_a_missing_gpu_is_no_name(self, desk):
         with pytest.raises(ConfigError, match="no GPU of this node has this index"):
             await desk.ask("uncordon", gpu=7, override=True)
         assert desk.monitor.former == (LOST,)
 
-    async def test_a_name_that_could_be_a_listed_gpu_too_is_refused_and_both_are_named(self, desk):
+    async def test_an_ambiguous_name_is_refused_with_both_gpus(self, desk):
         desk.health.watch((*GPUS, Gpu("GPU-4b5effff", 3)))
         with pytest.raises(
             ConfigError, match=r"GPU 3 \(GPU-4b5effff\) and GPU 0000:61:00.0 \(GPU-4b5ed472\): give its"
         ):
             await desk.ask("uncordon", gpu="GPU-4b5e", override=True)
 
-    async def test_without_an_override_only_its_cordon_is_lifted(self, desk):
+    async def test_without_an_override_only_the_cordon_of_a_missing_gpu_is_lifted(self, desk):
         advice = "To delete its stored record: gpu-plugin uncordon --gpu GPU-4b5ed472 --override."
         done = await desk.done("uncordon", gpu="61:00.0")
         assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {advice}"
@@ -328,7 +326,7 @@ class TestMissing:
         assert desk.health.evidence() == (background,)
         assert desk.monitor.former == (LOST,)
 
-    async def test_one_that_is_still_on_the_bus_is_said_to_stay_missing(self, desk):
+    async def test_a_gpu_that_is_still_on_the_bus_stays_missing(self, desk):
         def dismiss(_):
             desk.monitor.node = Node(GPUS, absent=(replace(LOST, uuid="", index=-1, unreadable="it has no driver"),))
             return True
@@ -337,7 +335,7 @@ class TestMissing:
         done = await desk.done("uncordon", gpu="GPU-4b5e", override=True)
         assert done.endswith("its stored record is deleted. It stays missing: it has no driver.")
 
-    async def test_there_is_nothing_to_forget_of_one_that_was_never_known(self, desk):
+    async def test_an_unknown_missing_gpu_has_no_record_to_delete(self, desk):
         with pytest.raises(
             RefusedError, match=r"GPU 0000:62:00.0 is missing: the NVIDIA .* There is no stored record of it"
         ):
@@ -346,7 +344,7 @@ class TestMissing:
 
     @pytest.mark.parametrize("verb", ["cordon", "release", "resume"])
     @pytest.mark.parametrize("name", ["0000:61:00.0", "GPU-4b5e", "GPU-4b5ed472"])
-    async def test_other_orders_are_refused_with_the_reason(self, desk, verb, name):
+    async def test_other_orders_for_a_missing_gpu_are_refused_with_the_reason(self, desk, verb, name):
         with pytest.raises(
             RefusedError, match=r"GPU-4b5ed472, .* is missing, so this order .*: it is not on the PCI bus"
         ):
@@ -355,7 +353,7 @@ class TestMissing:
         assert desk.health.evidence() == ()
 
     @pytest.mark.parametrize("name", ["0000:61:00.0", "GPU-4b5e", "GPU-4b5ed472"])
-    async def test_explain_says_why_it_is_missing(self, desk, name):
+    async def test_explain_has_the_reason_of_a_missing_gpu(self, desk, name):
         (told,) = (await desk.ask("explain", gpu=name))["gpus"]
         assert (told["index"], told["uuid"], told["bus_id"], told["health"]) == (
             None,
@@ -367,19 +365,19 @@ class TestMissing:
         assert (signal["name"], signal["detail"]) == ("missing", "it is not on the PCI bus")
         assert "gpu-plugin uncordon --gpu GPU-4b5ed472 --override" in signal["action"]
 
-    async def test_explain_tells_of_one_of_which_only_the_bus_id_is_known(self, desk):
+    async def test_explain_returns_a_missing_gpu_known_by_bus_id_alone(self, desk):
         (told,) = (await desk.ask("explain", gpu="62:00.0"))["gpus"]
         assert (told["uuid"], told["bus_id"]) == ("", "0000:62:00.0")
         assert "--override" not in told["signals"][0]["action"]
 
     @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
-    async def test_an_empty_name_and_a_field_that_no_verb_takes_are_refused(self, desk, verb):
+    async def test_an_empty_name_and_an_unknown_field_are_refused(self, desk, verb):
         with pytest.raises(ConfigError, match="no GPU of this node has this name"):
             await desk.ask(verb, gpu="")
         with pytest.raises(ConfigError, match="force: not a field of this verb"):
             await desk.ask(verb, gpu=LOST.uuid, force=True)
 
-    async def test_a_gpu_that_was_replaced_in_its_slot_is_forgotten_by_its_uuid_alone(self, desk):
+    async def test_a_replaced_gpu_is_deleted_only_by_its_uuid(self, desk):
         desk.monitor.former = (LOST, Gpu("GPU-replaced", 0, pci_bus_id="00000000:1B:00.0"))
         desk.health.watch((Gpu("GPU-new", 0, pci_bus_id="00000000:1B:00.0"),))
         assert "GPU-new" in await desk.done("uncordon", gpu="1b:00.0", override=True)
@@ -396,7 +394,7 @@ class TestMissing:
 
 
 class TestRelease:
-    async def test_one_gpu_is_let_go_of_and_taken_back(self, desk):
+    async def test_one_gpu_is_released_and_resumed(self, desk):
         for _ in range(2):
             done = await desk.done("release", gpu=0)
             assert "GPU 0 (GPU-a): released" in done
@@ -409,7 +407,7 @@ class TestRelease:
         one = frozenset({"GPU-a"})
         assert desk.monitor.calls == [("release", one), ("release", one), ("resume", one), ("resume", one)]
 
-    async def test_all_are_let_go_of_and_taken_back(self, desk):
+    async def test_all_gpus_are_released_and_resumed(self, desk):
         assert "NVML is shut down" in await desk.done("release")
         assert all(desk.reason(gpu.uuid) == "maintenance" for gpu in GPUS)
         done = await desk.done("resume")
@@ -417,7 +415,7 @@ class TestRelease:
         assert not any(desk.reason(gpu.uuid) for gpu in GPUS)
         assert desk.monitor.calls == [("release", None), ("resume", None)]
 
-    async def test_all_of_them_one_by_one_shut_the_driver_down(self, desk):
+    async def test_the_release_of_the_last_gpu_shuts_the_driver_down(self, desk):
         for gpu in (0, 1):
             assert "NVML has no handle of it" in await desk.done("release", gpu=gpu)
         assert "NVML is shut down" in await desk.done("release", gpu=2)
@@ -426,7 +424,7 @@ class TestRelease:
         assert desk.monitor.calls[-1] == ("resume", frozenset({"GPU-b"}))
         assert (desk.reason("GPU-a"), desk.reason("GPU-b")) == ("maintenance", "")
 
-    async def test_handles_that_cannot_be_dropped_are_an_error_and_the_gpu_is_held_back_all_the_same(self, desk):
+    async def test_a_gpu_whose_handles_cannot_be_dropped_is_still_held_back(self, desk):
         desk.monitor.trouble = "the driver's handles are not dropped yet: a call to it has not come back"
         with pytest.raises(
             RefusedError, match=r"GPU 1 \(GPU-b\): held back for maintenance, but the driver's handles are"
@@ -434,7 +432,7 @@ class TestRelease:
             await desk.ask("release", gpu=1)
         assert desk.reason("GPU-b") == "maintenance"
 
-    async def test_a_gpu_that_does_not_answer_after_it_is_held_back_until_it_does(self, desk):
+    async def test_a_resumed_gpu_is_held_back_until_it_answers(self, desk):
         await desk.ask("release", gpu=0)
         desk.monitor.good = False
         assert "No good look at GPU 0 (GPU-a) yet" in await desk.done("resume", gpu=0)
@@ -442,18 +440,18 @@ class TestRelease:
         desk.health.observe("GPU-a", GOOD)
         assert desk.reason("GPU-a") == ""
 
-    async def test_what_else_is_against_a_gpu_outlives_it(self, desk):
+    async def test_other_faults_outlast_a_release(self, desk):
         desk.health.observe("GPU-a", XidEvent(79))
         await desk.ask("release", gpu=0)
         await desk.ask("resume", gpu=0)
         assert "Xid 79" in desk.reason("GPU-a")
 
-    async def test_it_works_while_there_is_no_driver(self, desk):
+    async def test_a_release_works_without_a_driver(self, desk):
         desk.monitor = None
         assert "released" in await desk.done("release", gpu=0)
         assert desk.operations.begin() == frozenset({"GPU-a"})
 
-    async def test_the_next_process_begins_with_what_is_released(self, desk):
+    async def test_the_next_process_restores_releases(self, desk):
         assert desk.operations.begin() == frozenset()
         await desk.ask("release", gpu=0)
         later = Desk()
@@ -464,7 +462,7 @@ class TestRelease:
         later.health.restore(desk.health.evidence(), GPUS)
         assert later.operations.begin() is None
 
-    async def test_what_is_found_while_all_is_released_is_released_too(self, desk):
+    async def test_gpus_found_during_a_release_of_all_are_released(self, desk):
         desk.health.watch(())
         await desk.ask("release")
         desk.health.watch(GPUS)
@@ -481,7 +479,7 @@ class TestRelease:
     ("verb", "request_"),
     [("cordon", {"gpu": 0}), ("uncordon", {"gpu": 2}), ("release", {"gpu": 0}), ("release", {})],
 )
-async def test_what_would_not_outlive_the_process_is_obeyed_and_refused(desk, verb, request_):
+async def test_an_order_that_cannot_be_stored_is_in_force_and_refused(desk, verb, request_):
     desk.health.observe("GPU-c", Order("cordon"))
     desk.on_disk = False
     for _ in range(2):
@@ -495,19 +493,19 @@ async def test_what_would_not_outlive_the_process_is_obeyed_and_refused(desk, ve
     assert await desk.done(verb, **request_)
 
 
-def test_the_health_of_all_gpus_as_the_status_has_it(desk):
+def test_the_health_of_all_gpus_for_the_status(desk):
     desk.health.observe("GPU-a", XidEvent(31))
     desk.health.observe("GPU-b", XidEvent(48, 7, 0))
     desk.health.observe("GPU-c", Order("cordon"))
     health = desk.operations.health()
     assert [(gpu["uuid"], gpu["state"], gpu["verdict"]) for gpu in health["gpus"]] == [
         ("GPU-a", "healthy", "APP"),
-        ("GPU-b", "degraded", "FATAL"),  # as a whole it is fit: one of its MIG devices is not
+        ("GPU-b", "degraded", "FATAL"),  # only one of its MIG devices is Unhealthy
         ("GPU-c", "unhealthy", "FATAL"),
     ]
     assert health["gpus"][2]["reasons"] == ["cordoned"]
     assert health["supported"]["GPU-a"] == dict.fromkeys(SIGNALS, True)
-    # Of a signal that goes by several readings one is enough.
+    # A signal with several readings is supported if one reading is.
     expected = {"temperature": False, "pcie-width": True, "slowdown-temperature": True, "xid": True}
     assert {name: health["supported"]["GPU-b"][name] for name in expected} == expected
     assert [entry["uuid"] for entry in health["xids"]] == ["GPU-a", "GPU-b"]

@@ -1,4 +1,4 @@
-"""The daemon's parts together, in this process, where a test can count calls and break single parts."""
+"""The whole daemon in the test's process, so that tests can count calls and make single parts fail."""
 
 import errno
 import os
@@ -56,13 +56,14 @@ from gpu_plugin.telemetry.listener import probes as probes_module
 from gpu_plugin.telemetry.listener.answer import Request
 from gpu_plugin.telemetry.listener.probes import Probes
 from tests.state_log import stored
+from tests.unit.waiting import until
 
 GPU = "nvidia.com/gpu"
 
 
 @asynccontextmanager
 async def running(directory, node, *, driver=None, **flags):
-    """A daemon over `node`, through this driver of it; gives it with its driver and a box for its exit status."""
+    """Run a daemon on `node` through `driver`. Gives the daemon, the driver, and a list that gets the exit status."""
     asked = {
         "device_plugin_dir": str(directory),
         "state_dir": str(directory / "state"),
@@ -90,38 +91,46 @@ def healthy(kubelet, count):
     return lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable == count
 
 
-async def test_a_driver_that_comes_late_is_found_and_served(kubelet, directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
+def driver_is_not_loaded(node, monkeypatch):
     node.refuse("open", Return.DRIVER_NOT_LOADED, times=3)
-    async with running(directory, node):
-        await kubelet.wait_for(healthy(kubelet, 8))
-    assert caplog.text.count("the NVIDIA driver cannot be used") == 1  # the same is said once
 
 
-async def test_a_node_without_gpus_is_looked_at_again(kubelet, directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
-    counts = [0, 0]
-    real = SimulatedDriver.device_count
+def driver_finds_no_gpu(node, monkeypatch):
+    counts, real = [0, 0], SimulatedDriver.device_count
     monkeypatch.setattr(SimulatedDriver, "device_count", lambda self: counts.pop() if counts else real(self))
+
+
+def driver_raises_another_error(node, monkeypatch):
+    failures, real = [PermissionError("not today")], SimulatedDriver.open
+
+    def failing(self):
+        if failures:
+            raise failures.pop()
+        real(self)
+
+    monkeypatch.setattr(SimulatedDriver, "open", failing)
+
+
+@pytest.mark.parametrize(
+    ("fail", "logged"),
+    [
+        (driver_is_not_loaded, "the NVIDIA driver cannot be used: "),
+        (driver_finds_no_gpu, "finds no GPU on this node"),
+        (driver_raises_another_error, "PermissionError('not today')"),
+    ],
+)
+async def test_a_failed_start_is_retried_and_logged_once(kubelet, directory, node, monkeypatch, caplog, fail, logged):
+    monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
+    fail(node, monkeypatch)
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
-    assert caplog.text.count("finds no GPU on this node") == 1
-
-
-async def test_without_gpus_it_ends_with_the_remedy_if_told_to(directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(SimulatedDriver, "device_count", lambda _: 0)
-    async with running(directory, node, fail_on_init_error="true") as (_daemon, _, status):
-        with anyio.fail_after(5):
-            while not status:
-                await anyio.lowlevel.checkpoint()
-    assert status == [1]
-    assert "--fail-on-init-error=false" in caplog.text
+    assert caplog.text.count(logged) == 1
 
 
 async def test_no_rpc_calls_the_driver(kubelet, directory, node):
     async with running(directory, node, health_poll_interval="1h") as (_, driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        with anyio.fail_after(5):  # one look at every GPU comes before registration, one after it
+        with anyio.fail_after(5):  # each GPU is read once before registration and once after it
             while driver.calls["temperature"] < 16:
                 await anyio.lowlevel.checkpoint()
         before = {name: count for name, count in driver.calls.items() if name != "wait"}
@@ -130,7 +139,7 @@ async def test_no_rpc_calls_the_driver(kubelet, directory, node):
         assert {name: count for name, count in driver.calls.items() if name != "wait"} == before
 
 
-async def test_a_lost_gpu_does_not_disturb_preferences_for_the_others(kubelet, directory, node):
+async def test_preferences_work_with_a_lost_gpu(kubelet, directory, node):
     async with running(directory, node) as (_, _driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
         node.lose(2)
@@ -139,7 +148,7 @@ async def test_a_lost_gpu_does_not_disturb_preferences_for_the_others(kubelet, d
         assert len(admission.allocations[0].preferred) == 2
 
 
-async def test_calls_are_answered_while_every_gpu_hangs(kubelet, directory, node):
+async def test_rpcs_are_answered_while_all_gpus_hang(kubelet, directory, node):
     async with running(directory, node) as (_, _driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
         for gpu in range(8):
@@ -155,7 +164,7 @@ async def test_calls_are_answered_while_every_gpu_hangs(kubelet, directory, node
                 node.heal(gpu)
 
 
-async def test_a_part_that_fails_is_begun_again_and_the_rest_runs_on(kubelet, directory, node, monkeypatch, caplog):
+async def test_a_failed_part_is_restarted_alone(kubelet, directory, node, monkeypatch, caplog):
     monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
     failures = [RuntimeError("inotify is tired")]
 
@@ -172,30 +181,7 @@ async def test_a_part_that_fails_is_begun_again_and_the_rest_runs_on(kubelet, di
     assert "the directory watch failed" in caplog.text
 
 
-async def test_a_driver_without_events_is_watched_by_looking(kubelet, directory, node, caplog):
-    node.refuse("event_set", Return.NOT_SUPPORTED)
-    async with running(directory, node):
-        await kubelet.wait_for(healthy(kubelet, 8))
-        node.lose(1)
-        await kubelet.wait_for(healthy(kubelet, 7))
-        node.heal(1)
-        await kubelet.wait_for(healthy(kubelet, 8))
-    assert "health relies on polling" in caplog.text
-
-
-async def test_words_that_are_no_xids_are_said(kubelet, directory, node, caplog):
-    asked = {"DP_DISABLE_HEALTHCHECKS": "48,heat"}
-    settings = resolve({"device_plugin_dir": str(directory), "state_dir": str(directory / "state")}, asked)
-    configuration = Configuration(settings, ConfigSource(settings), lambda _: settings, ())
-    daemon = Daemon(configuration, Hardware(SimulatedDriver(node), SimulatedHost(node), "/"))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(daemon.run, Signals())
-        await kubelet.wait_for(healthy(kubelet, 8))
-        tasks.cancel_scope.cancel()
-    assert "DP_DISABLE_HEALTHCHECKS: 'heat' is neither an Xid" in caplog.text
-
-
-async def test_two_gpus_of_one_uuid_hide_no_other(kubelet, directory, node, monkeypatch, caplog):
+async def test_a_duplicate_uuid_hides_no_other_gpu(kubelet, directory, node, monkeypatch, caplog):
     real = SimulatedDriver.uuid
     twin = node.profile.gpus[4].uuid
 
@@ -210,25 +196,7 @@ async def test_two_gpus_of_one_uuid_hide_no_other(kubelet, directory, node, monk
     assert "claims the uuid of another GPU" in caplog.text
 
 
-async def test_a_driver_that_fails_in_a_way_nobody_foresaw_is_tried_again(
-    kubelet, directory, node, monkeypatch, caplog
-):
-    monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
-    real = SimulatedDriver.open
-    failures = [PermissionError("not today")]
-
-    def failing(self):
-        if failures:
-            raise failures.pop()
-        real(self)
-
-    monkeypatch.setattr(SimulatedDriver, "open", failing)
-    async with running(directory, node):
-        await kubelet.wait_for(healthy(kubelet, 8))
-    assert "not today" in caplog.text
-
-
-async def test_gpus_are_unhealthy_while_a_node_that_cuda_needs_is_missing(
+async def test_gpus_are_unhealthy_while_a_required_device_node_is_missing(
     kubelet, directory, node, monkeypatch, caplog
 ):
     shown = set(node.device_nodes()) - {"/dev/nvidia-uvm"}
@@ -245,7 +213,7 @@ async def test_gpus_are_unhealthy_while_a_node_that_cuda_needs_is_missing(
         await kubelet.wait_for(healthy(kubelet, 0))
 
 
-async def test_with_cdi_gpus_are_healthy_once_their_specification_has_the_node_that_was_missing(
+async def test_with_cdi_gpus_are_healthy_once_the_specification_has_the_required_node(
     kubelet, directory, node, monkeypatch
 ):
     monkeypatch.setattr(keeper, "LOOK_EVERY", 0.05)
@@ -262,7 +230,7 @@ async def test_with_cdi_gpus_are_healthy_once_their_specification_has_the_node_t
         await kubelet.wait_for(healthy(kubelet, 0))
 
 
-async def test_device_nodes_that_come_late_reach_pods(kubelet, directory, node, monkeypatch):
+async def test_late_device_nodes_reach_pods(kubelet, directory, node, monkeypatch):
     shown = {"/dev/nvidiactl"}
     monkeypatch.setattr(SimulatedHost, "device_roots", lambda _: dict.fromkeys(shown, ""))
     async with running(directory, node, pass_device_specs="true"):
@@ -283,52 +251,26 @@ async def test_device_nodes_that_come_late_reach_pods(kubelet, directory, node, 
                 raise AssertionError("the node that came late reached no pod")
 
 
-async def test_an_event_set_refused_once_is_asked_for_again(kubelet, directory, node):
+async def test_the_event_set_is_created_again_after_a_failure(kubelet, directory, node):
     node.refuse("event_set", Return.UNKNOWN, times=1)
     async with running(directory, node) as (_, driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        with anyio.fail_after(5):
-            while not driver.calls["wait"]:
-                await anyio.sleep(0.01)
+        await until(lambda: driver.calls["wait"])
         node.post(3, 8, 79)
         await kubelet.wait_for(healthy(kubelet, 7))
 
 
-async def test_a_driver_that_forgot_everything_is_opened_again(kubelet, directory, node):
+async def test_a_driver_with_invalid_handles_is_opened_again(kubelet, directory, node):
     async with running(directory, node) as (_, driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        driver.close()  # as when the kernel module is taken out and put back: no handle is worth anything
+        driver.close()  # like an unloaded and reloaded kernel module: all handles are invalid
         await kubelet.wait_for(healthy(kubelet, 0))
         await kubelet.wait_for(healthy(kubelet, 8))
-        with anyio.fail_after(5):
-            while not node.post(3, 8, 79):
-                await anyio.sleep(0.05)
+        await until(lambda: node.post(3, 8, 79))
         await kubelet.wait_for(healthy(kubelet, 7))
 
 
-async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(recorder, "RETRY", 0.05)
-    real, full = os.pwrite, threading.Event()
-
-    def pwrite(*arguments):
-        if full.is_set():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(*arguments)
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    async with running(directory, node):
-        await kubelet.wait_for(healthy(kubelet, 8))
-        full.set()
-        node.post(2, 8, 48)
-        with anyio.fail_after(10):
-            while "No space left on device" not in caplog.text:
-                await anyio.sleep(0.02)
-            full.clear()
-            while "Xid 48" not in str(stored(directory / "state", HEALTH)):
-                await anyio.sleep(0.02)
-
-
-async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, node, monkeypatch):
+async def test_a_stalled_disk_does_not_delay_the_end(kubelet, directory, node, monkeypatch):
     stalled = threading.Event()
     async with running(directory, node) as (daemon, _, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
@@ -341,42 +283,18 @@ async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, n
     stalled.set()
 
 
-async def test_a_last_save_that_hangs_does_not_hold_the_end(kubelet, directory, node, monkeypatch):
+async def test_a_hanging_last_write_does_not_delay_the_end(kubelet, directory, node, monkeypatch):
     stalled = threading.Event()
     async with running(directory, node) as (_, _, status):
         await kubelet.wait_for(healthy(kubelet, 8))
         monkeypatch.setattr(StateLog, "add_event", lambda *_: stalled.wait())
         os.kill(os.getpid(), signal.SIGTERM)
-        with anyio.fail_after(5):
-            while not status:
-                await anyio.sleep(0.005)
+        await until(lambda: status)
     assert status == [0]
     stalled.set()
 
 
-async def test_an_application_xid_raised_by_the_hundred_is_said_once(kubelet, directory, node, caplog):
-    caplog.set_level("INFO")
-    async with running(directory, node):
-        await kubelet.wait_for(healthy(kubelet, 8))
-        for _ in range(300):
-            node.post(1, 8, 31)
-        node.post(1, 8, 79)
-        await kubelet.wait_for(healthy(kubelet, 7))
-    assert caplog.text.count("is an application's own error") == 1
-
-
-async def test_a_node_that_single_cannot_serve_hands_out_nothing_and_says_why(kubelet, directory, node, caplog):
-    node.partition(0, ["1g.10gb", "1g.10gb"])
-    async with running(directory, node, mig_strategy="single"):
-        await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].capacity == 9)
-        assert kubelet.resources[GPU].allocatable == 0
-        for gpu in range(1, 8):
-            node.partition(gpu, ["1g.10gb", "1g.10gb"])
-        await kubelet.wait_for(healthy(kubelet, 16))
-    assert "needs the same MIG mode on all GPUs; MIG mode by GPU index: 0 on, 1 off" in caplog.text
-
-
-async def test_a_driver_that_is_away_for_long_is_met_when_it_comes_back(kubelet, directory, node, monkeypatch):
+async def test_a_driver_is_opened_again_after_a_long_absence(kubelet, directory, node, monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_GAP", 0.01)
     async with running(directory, node) as (_, driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
@@ -387,18 +305,7 @@ async def test_a_driver_that_is_away_for_long_is_met_when_it_comes_back(kubelet,
         assert driver.calls["open"] == 6
 
 
-async def test_a_driver_that_hangs_at_the_start_is_wrong_in_the_status(directory, node, monkeypatch):
-    answering = threading.Event()
-    monkeypatch.setattr(SimulatedDriver, "open", lambda _: answering.wait(10))
-    try:
-        async with running(directory, node):
-            wrong = complaints(await answers(directory, "status"))
-            assert wrong == ["driver: it has not answered yet, so no GPU is known to be usable"]
-    finally:
-        answering.set()
-
-
-async def test_what_is_not_served_as_it_was_asked_for_is_wrong_in_the_status(kubelet, directory, node):
+async def test_the_status_complains_about_a_configuration_without_gpus(kubelet, directory, node):
     async with running(directory, node, exclude_gpus="0,1,2,3,4,5,6,7"):
 
         async def told():
@@ -406,10 +313,10 @@ async def test_what_is_not_served_as_it_was_asked_for_is_wrong_in_the_status(kub
                 wrong = complaints(await ask(directory, "status"))
                 return any("not served as asked: no GPU is served" in each for each in wrong)
 
-        await until(told)
+        await until_true(told)
 
 
-async def test_a_gpu_that_a_boot_cost_is_missing_until_an_operator_drops_it(kubelet, directory, node, caplog):
+async def test_a_gpu_lost_at_a_boot_is_missing_until_an_operator_drops_it(kubelet, directory, node, caplog):
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
     uuid = node.profile.gpus[3].uuid
@@ -439,7 +346,7 @@ async def test_a_gpu_that_a_boot_cost_is_missing_until_an_operator_drops_it(kube
         assert await missing() == []
 
 
-async def test_an_override_after_a_boot_is_that_of_a_gpu_that_is_there(kubelet, directory, node):
+async def test_an_override_after_a_boot_applies_to_the_present_gpu(kubelet, directory, node):
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
     node.reboot()
@@ -450,7 +357,7 @@ async def test_an_override_after_a_boot_is_that_of_a_gpu_that_is_there(kubelet, 
         )
 
 
-async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node, monkeypatch):
+async def test_the_status_has_all_state_that_cannot_be_written(kubelet, directory, node, monkeypatch):
     async with running(directory, node) as (daemon, _driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
         assert (await answers(directory, "status"))["state"]["trouble"] == ""
@@ -465,7 +372,7 @@ async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node,
 
 
 @pytest.mark.parametrize(("chosen_by_label", "ended"), [(False, [2]), (True, [])])
-async def test_what_the_node_cannot_do_ends_a_start_unless_the_label_can_choose_otherwise(
+async def test_an_impossible_configuration_ends_a_start_unless_the_label_chooses_it(
     directory, node, monkeypatch, chosen_by_label, ended
 ):
     def refused(*_arguments):
@@ -485,23 +392,23 @@ async def test_what_the_node_cannot_do_ends_a_start_unless_the_label_can_choose_
                     complaints(told)
                 )
 
-        await until(known)
+        await until_true(known)
         assert status == ended
 
 
-async def until(expected, seconds=10):
+async def until_true(expected, seconds=10):
     with anyio.fail_after(seconds):
         while not await expected():
             await anyio.sleep(0.01)
 
 
 async def ask(directory, verb, **fields):
-    """A verb of the daemon's control socket, as the command line asks for it."""
+    """Return the answer of the daemon's control socket to a verb."""
     return await anyio.to_thread.run_sync(lambda: control.request(directory / "state", verb, **fields))
 
 
 async def answers(directory, verb, **fields):
-    """A verb's answer as soon as there is a daemon to give it."""
+    """Return the answer to a verb as soon as a daemon answers."""
     answer = {}
 
     async def answered():
@@ -509,14 +416,12 @@ async def answers(directory, verb, **fields):
             answer.update(await ask(directory, verb, **fields))
         return bool(answer)
 
-    await until(answered)
+    await until_true(answered)
     return answer
 
 
-async def test_devices_of_a_former_process_that_make_the_list_too_long_do_not_end_a_start(
-    kubelet, directory, node, monkeypatch, caplog
-):
-    monkeypatch.setattr(listing, "MAX_LIST_BYTES", 400)  # of six devices
+async def test_a_list_too_long_by_retired_devices_does_not_end_a_start(kubelet, directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(listing, "MAX_LIST_BYTES", 400)  # enough for six devices
     monkeypatch.setattr(listing, "SETTLE", 0.0)
     monkeypatch.setattr(retirement, "SETTLE", 0.0)
     async with running(directory, node, include_gpus="0,1,2,3,4"):
@@ -531,7 +436,7 @@ async def test_devices_of_a_former_process_that_make_the_list_too_long_do_not_en
     assert "not offered yet" in caplog.text
 
 
-async def test_operators_are_answered_while_there_is_no_driver(kubelet, directory, node, monkeypatch):
+async def test_orders_work_without_a_driver(kubelet, directory, node, monkeypatch):
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
     monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
@@ -546,7 +451,7 @@ async def test_operators_are_answered_while_there_is_no_driver(kubelet, director
     monkeypatch.setattr(SimulatedDriver, "open", opening)
     async with running(directory, node) as (daemon, _driver, _status):
         told = await answers(directory, "explain")
-        assert [gpu["index"] for gpu in told["gpus"]] == list(range(8))  # as an earlier process knew them
+        assert [gpu["index"] for gpu in told["gpus"]] == list(range(8))  # known from the earlier process
         assert (await ask(directory, "status"))["resources"] == {}
         assert "is cordoned" in (await ask(directory, "cordon", gpu=2))["done"]
         cordoned = node.profile.gpus[2].uuid
@@ -564,15 +469,7 @@ async def test_operators_are_answered_while_there_is_no_driver(kubelet, director
         await kubelet.wait_for(healthy(kubelet, 8))
 
 
-async def test_a_node_without_a_known_gpu_has_nothing_to_explain(directory, node, monkeypatch):
-    monkeypatch.setattr(SimulatedDriver, "device_count", lambda _: 0)
-    async with running(directory, node):
-        assert await answers(directory, "explain") == {"gpus": []}
-        with pytest.raises(control.ControlError, match="no GPU of this node is known yet"):
-            await ask(directory, "cordon", gpu=0)
-
-
-async def test_a_released_gpu_is_not_touched_and_stays_released_over_a_restart(kubelet, directory, node):
+async def test_a_released_gpu_stays_released_after_a_restart(kubelet, directory, node):
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
         assert "NVML has no handle of it" in (await ask(directory, "release", gpu=3))["done"]
@@ -586,7 +483,7 @@ async def test_a_released_gpu_is_not_touched_and_stays_released_over_a_restart(k
         await kubelet.wait_for(healthy(kubelet, 8))
 
 
-async def test_all_gpus_are_released_over_a_restart_without_a_call_to_the_driver(kubelet, directory, node):
+async def test_released_gpus_stay_released_after_a_restart_without_driver_calls(kubelet, directory, node):
     async with running(directory, node) as (_daemon, driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
         assert "NVML is shut down" in (await ask(directory, "release"))["done"]
@@ -599,29 +496,8 @@ async def test_all_gpus_are_released_over_a_restart_without_a_call_to_the_driver
         await kubelet.wait_for(healthy(kubelet, 8))
 
 
-async def test_the_status_tells_of_health(kubelet, directory, node):
-    async with running(directory, node):
-        await kubelet.wait_for(healthy(kubelet, 8))
-        node.post(3, 8, 79)
-        node.post(4, 8, 31)
-        await kubelet.wait_for(healthy(kubelet, 7))
-
-        async def told():
-            gpus = (await ask(directory, "status"))["health"]["gpus"]
-            return {gpu["index"]: gpu["verdict"] for gpu in gpus if gpu["verdict"] != "OK"} == {3: "FATAL", 4: "APP"}
-
-        await until(told)
-        health = (await ask(directory, "status"))["health"]
-        sick = node.profile.gpus[3].uuid
-        assert {"uuid": sick, "signal": "xid", "verdict": "FATAL", "total": 1} in health["transitions"]
-        (lost,) = [each for each in health["xids"] if (each["uuid"], each["xid"]) == (sick, 79)]
-        assert (lost["class"], lost["total"]) == ("reboot", 1)
-        assert all(all(isinstance(it, bool) for it in each.values()) for each in health["supported"].values())
-        assert len(health["supported"]) == 8
-
-
-async def test_a_gpu_in_no_resource_that_fails_is_told_and_nothing_is_sent_to_the_kubelet(kubelet, directory, node):
-    node.partition(0, [])  # in MIG mode without a MIG device: no resource has it
+async def test_a_fault_of_a_gpu_without_a_resource_is_in_the_status_and_sends_no_list(kubelet, directory, node):
+    node.partition(0, [])  # in MIG mode without a MIG device: it is in no resource
     async with running(directory, node, mig_strategy="mixed") as (daemon, *_):
         await kubelet.wait_for(healthy(kubelet, 7))
         lists, before = kubelet.resources[GPU].lists, (await ask(directory, "status"))["counters"]["snapshot_version"]
@@ -632,14 +508,14 @@ async def test_a_gpu_in_no_resource_that_fails_is_told_and_nothing_is_sent_to_th
             gpu = next(each for each in status["health"]["gpus"] if each["index"] == 0)
             return gpu["health"] == "Unhealthy" and status["counters"]["snapshot_version"] > before
 
-        await until(told)
+        await until_true(told)
         sick = daemon.store.current.hardware[node.profile.gpus[0].uuid]
         assert (sick.index, sick.health.verdict) == ("0", Verdict.FATAL)
         assert "Xid 79" in sick.health.reason
         assert (kubelet.resources[GPU].lists, kubelet.resources[GPU].allocatable) == (lists, 7)
 
 
-async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypatch):
+async def test_application_errors_of_two_pods_degrade_the_gpu(directory, monkeypatch):
     monkeypatch.setattr(faulting_pods, "QUERY_INTERVAL", 0.01)
     monkeypatch.setattr(reported_errors, "SAME_ERROR_SECONDS", 0.0)
     node, plugins = SimulatedNode(load("h200")), directory / "device-plugins"
@@ -671,20 +547,9 @@ async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypa
         kubelet.check()
 
 
-async def test_a_broken_log_is_said_and_nothing_is_lost_that_is_learnt(kubelet, directory, node, caplog):
-    state = directory / "state"
-    state.mkdir()
-    (state / FILES[0]).write_text('{"boot_id": "cut off')
-    async with running(directory, node):
-        await kubelet.wait_for(healthy(kubelet, 8))
-        node.post(2, 8, 48)
-        await kubelet.wait_for(healthy(kubelet, 7))
-    assert "1 line of the state log cannot be read" in caplog.text
-    async with running(directory, node):
-        await kubelet.wait_for(healthy(kubelet, 7))
-
-
-async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, directory, node, monkeypatch):
+async def test_an_order_that_cannot_be_written_is_in_force_and_answered_with_an_error(
+    kubelet, directory, node, monkeypatch
+):
     monkeypatch.setattr(recorder, "RETRY", 0.05)
     monkeypatch.setattr(recorder, "WRITTEN_SOON", 0.2)
     async with running(directory, node):
@@ -712,19 +577,17 @@ async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, d
         async def written():
             return "cordon" in str(stored(directory / "state", HEALTH))
 
-        await until(written)
+        await until_true(written)
 
         async def mended():
             return not await trouble()
 
-        await until(mended)
+        await until_true(mended)
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 7))
 
 
-async def test_a_driver_call_that_hangs_during_a_release_is_said_and_holds_up_nothing(
-    kubelet, directory, node, monkeypatch
-):
+async def test_a_hanging_call_during_a_release_is_an_error_and_delays_nothing(kubelet, directory, node, monkeypatch):
     monkeypatch.setattr(monitor, "PATIENCE", 0.3)
     async with running(directory, node, nvml_timeout="100ms") as (_daemon, _driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
@@ -738,12 +601,10 @@ async def test_a_driver_call_that_hangs_during_a_release_is_said_and_holds_up_no
             node.heal(3)
 
 
-async def test_a_strategy_left_to_the_node_is_used_told_and_chosen_again_with_the_configuration(
-    kubelet, directory, monkeypatch, caplog
-):
+async def test_an_automatic_strategy_is_chosen_again_with_each_configuration(kubelet, directory, monkeypatch, caplog):
     caplog.set_level("INFO")
     found = [NodeEvidence(trouble="nothing is known")]
-    monkeypatch.setattr(process, "configure", lambda *_: None)  # it would take the log's records from this test
+    monkeypatch.setattr(process, "configure", lambda *_: None)  # it would keep log records from this test
     monkeypatch.setattr(process, "ListStrategy", lambda: ListStrategy(lambda _: found[0]))
     asked = {
         "simulate": "t4-4",
@@ -770,15 +631,15 @@ async def test_a_strategy_left_to_the_node_is_used_told_and_chosen_again_with_th
         async def chosen_again():
             return (await ask(directory, "status"))["device_list_strategy"]["used"] == ["cdi-cri"]
 
-        await until(chosen_again)
+        await until_true(chosen_again)
 
         async def by_name():
-            """Whether a pod is given its GPU by CDI name: none is refused while the specification is still to be written."""
+            """Return true if a pod gets its GPU by CDI name. No pod is refused before the specification is written."""
             if "after" in kubelet.pods:
                 kubelet.release("after")
             return (await kubelet.admit("after", {GPU: 1})).allocations[0].response.cdi_devices
 
-        await until(by_name)
+        await until_true(by_name)
         after = (await kubelet.admit("last", {GPU: 1})).allocations[0].response
         assert not after.envs
         assert after.cdi_devices[0].startswith("k8s.device-plugin.nvidia.com/gpu=GPU-")
@@ -790,7 +651,7 @@ async def test_a_strategy_left_to_the_node_is_used_told_and_chosen_again_with_th
 
 
 @pytest.mark.parametrize("kubelet_comes", [True, False])
-async def test_the_first_specifications_wait_for_the_registration_and_not_for_ever(
+async def test_the_first_specifications_wait_a_limited_time_for_the_registration(
     directory, node, monkeypatch, kubelet_comes
 ):
     built: list[bool] = []
@@ -816,9 +677,7 @@ async def test_the_first_specifications_wait_for_the_registration_and_not_for_ev
 
 
 @pytest.mark.parametrize("strategy", ["envvar", "cdi-cri"])
-async def test_an_order_does_not_hold_back_what_no_container_could_use_anyway(
-    kubelet, directory, node, monkeypatch, strategy
-):
+async def test_unusable_devices_do_not_count_as_held_back_by_an_order(kubelet, directory, node, monkeypatch, strategy):
     monkeypatch.setattr(cdi_watch, "FIRST_SPECS", 0.05)
 
     def build(*_):
@@ -832,13 +691,18 @@ async def test_an_order_does_not_hold_back_what_no_container_could_use_anyway(
     assert status["resources"][GPU]["held_back"] == (1 if strategy == "envvar" else 0)
 
 
-def test_the_directory_of_specifications_cannot_change_while_the_process_runs():
-    assert "cdi_dir" in process.UNCHANGEABLE
+async def test_another_directory_of_specifications_is_refused_while_the_daemon_runs(directory, node, monkeypatch):
+    async with running(directory, node) as (daemon, _, _status):
+        await answers(directory, "status")
+        monkeypatch.setattr(daemon.configuration, "_resolve", lambda _: replace(daemon.settings, cdi_dir="/elsewhere"))
+        daemon.configuration.request_read()
+        await until(lambda: daemon.configuration.status()["refused"])
+        assert daemon.settings.cdi_dir != "/elsewhere"
 
 
 @asynccontextmanager
 async def probed(daemon):
-    """The pages of a daemon."""
+    """Give functions that return the answers of the daemon's probes, by path."""
     probes = Probes(daemon._view.facts)
     probes.status = daemon._view.scraped
     async with anyio.create_task_group() as tasks:
@@ -855,7 +719,7 @@ async def until_told(page, text):
     return answer.status
 
 
-async def test_without_a_driver_it_has_started_is_alive_and_ready_and_says_so(directory, node):
+async def test_without_a_driver_all_probes_succeed_with_the_reason(directory, node):
     node.refuse("open", Return.DRIVER_NOT_LOADED, times=1000)
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         assert await until_told(pages["/startupz"], "[+]driver ok: the NVIDIA driver cannot be used: ") == 200
@@ -865,7 +729,7 @@ async def test_without_a_driver_it_has_started_is_alive_and_ready_and_says_so(di
         assert (await pages["/metrics"]()).status == 200
 
 
-async def test_a_driver_that_has_not_answered_yet_is_waited_for_by_the_start_probe(directory, node, monkeypatch):
+async def test_the_startup_probe_waits_for_the_first_answer_of_the_driver(directory, node, monkeypatch):
     answered = threading.Event()
     real = SimulatedDriver.open
     monkeypatch.setattr(SimulatedDriver, "open", lambda self: (answered.wait(), real(self))[1])
@@ -873,30 +737,30 @@ async def test_a_driver_that_has_not_answered_yet_is_waited_for_by_the_start_pro
         asking = "[-]driver failed: the first attempt to find GPUs is not over yet"
         assert await until_told(pages["/startupz"], asking) == 503
         assert (await pages["/livez"]()).status == 200
+        (complaint,) = complaints(await answers(directory, "status"))
+        assert complaint.startswith("driver: it has not answered yet")
         answered.set()
         assert await until_told(pages["/startupz"], "[+]driver ok\n") == 200
 
 
-async def test_a_socket_that_does_not_answer_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
+async def test_the_liveness_probe_fails_with_a_silent_socket(kubelet, directory, node, monkeypatch):
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         await kubelet.wait_for(healthy(kubelet, 8))
         assert (await pages["/livez"]()).status == 200
         monkeypatch.setattr(probes_module, "FRESH", 0.0)
         monkeypatch.setattr(probes_module, "PATIENCE", 0.05)
-        monkeypatch.setattr("gpu_plugin.kubelet.service.OPTIONS", None)  # which no answer can be made of
+        monkeypatch.setattr("gpu_plugin.kubelet.service.OPTIONS", None)  # no answer can be encoded from this
         assert (await pages["/livez"]()).status == 503
         assert await until_told(pages["/livez"], f"[-]sockets failed: {GPU}: ") == 503
 
 
 async def short_turns(running, monkeypatch):
-    """Has the turn that a monitor owes be overdue after a fifth of a second."""
+    """Make the monitor's turn overdue after 0.2 seconds."""
     monkeypatch.setattr(monitor, "longest_turn", lambda *_: 0.2)
-    with anyio.fail_after(10):
-        while running.turn_due > anyio.current_time() + 1:
-            await anyio.sleep(0.01)
+    await until(lambda: running.turn_due <= anyio.current_time() + 1)
 
 
-async def test_a_monitor_that_stands_still_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
+async def test_the_liveness_probe_fails_with_a_blocked_monitor(kubelet, directory, node, monkeypatch):
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         await kubelet.wait_for(healthy(kubelet, 8))
         await short_turns(daemon._now.monitor, monkeypatch)
@@ -905,7 +769,7 @@ async def test_a_monitor_that_stands_still_is_told_by_the_live_probe(kubelet, di
         assert (await pages["/readyz"]()).status == 200
 
 
-async def test_a_monitor_that_fails_over_and_over_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
+async def test_the_liveness_probe_fails_with_a_monitor_that_always_fails(kubelet, directory, node, monkeypatch):
     monkeypatch.setattr("gpu_plugin.runtime.supervision.FIRST_RETRY", 0.01)
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         await kubelet.wait_for(healthy(kubelet, 8))
@@ -918,17 +782,8 @@ async def test_a_monitor_that_fails_over_and_over_is_told_by_the_live_probe(kube
         assert await until_told(pages["/livez"], "[-]gpu-looks failed: ") == 503
 
 
-async def test_a_long_pause_between_looks_is_no_standstill(kubelet, directory, node):
-    async with running(directory, node, health_poll_interval="1h") as (daemon, _, _status):
-        await kubelet.wait_for(healthy(kubelet, 8))
-        with anyio.fail_after(10):
-            while daemon._now.monitor._rounds < 1:
-                await anyio.sleep(0.01)
-        assert daemon._now.monitor.turn_due - anyio.current_time() > 3400
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_gpus_that_are_all_lost_are_noted_whenever_that_was_and_one_alone_is_not(directory, node, when):
+async def test_the_readiness_probe_reports_the_loss_of_all_gpus(directory, node, when):
     gpus = range(8)
     for gpu in gpus if when == "before" else ():
         node.lose(gpu)
@@ -936,9 +791,7 @@ async def test_gpus_that_are_all_lost_are_noted_whenever_that_was_and_one_alone_
         if when == "after":
             await until_told(pages["/readyz"], "[+]resources ok\n")
             node.lose(3)
-            with anyio.fail_after(10):
-                while not daemon.store.current.resources[GPU].resource.devices[3].reason:
-                    await anyio.sleep(0.01)
+            await until(lambda: daemon.store.current.resources[GPU].resource.devices[3].reason)
             assert "[+]driver ok\n" in (await pages["/readyz"]()).text
             for gpu in gpus:
                 node.lose(gpu)
@@ -950,7 +803,7 @@ async def test_gpus_that_are_all_lost_are_noted_whenever_that_was_and_one_alone_
         await until_told(pages["/readyz"], "[+]driver ok\n")
 
 
-async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(directory, node, monkeypatch):
+async def test_the_readiness_probe_reports_a_refused_configuration(directory, node, monkeypatch):
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         await until_told(pages["/readyz"], "[+]configuration ok\n")
 
@@ -967,9 +820,7 @@ async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(d
 
 @pytest.mark.parametrize("generation", ["1.36", "1.37"])
 @pytest.mark.parametrize("ids", ["the same ids", "ids of its own", "some of the same ids"])
-async def test_a_resource_that_another_plugin_took_over_and_left_comes_back(
-    directory, node, monkeypatch, ids, generation
-):
+async def test_a_resource_returns_after_another_plugin_served_it(directory, node, monkeypatch, ids, generation):
     monkeypatch.setattr(takeover, "INTERVAL", 0.02)
     monkeypatch.setattr(takeover, "CONFIRM", 0.02)
     plugins = directory / "device-plugins"
@@ -988,13 +839,13 @@ async def test_a_resource_that_another_plugin_took_over_and_left_comes_back(
                 tasks.start_soon(foreign.run)
                 await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
                 if ids == "ids of its own":
-                    with anyio.fail_after(5):
-                        while "another plugin" not in daemon._registrations.of(GPU).why:
-                            await anyio.sleep(0.01)
+                    await until(lambda: "another plugin" in daemon._registrations.of(GPU).why)
                 tasks.cancel_scope.cancel()
             if generation == "1.36":
                 await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 3)
-            elif ids == "ids of its own":  # the kubelet keeps them until a request for one reaches this plugin
+            elif (
+                ids == "ids of its own"
+            ):  # the kubelet keeps these devices until this plugin gets a request for any of them
                 await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1)
                 with pytest.raises(AdmissionError, match="unknown device"):
                     await kubelet.admit("first", {GPU: 1})
@@ -1007,9 +858,7 @@ async def test_a_resource_that_another_plugin_took_over_and_left_comes_back(
                         await anyio.sleep(0.01)
             await kubelet.wait_for(healthy(kubelet, 8))
             await kubelet.admit("next", {GPU: 8})
-            with anyio.fail_after(5):
-                while daemon._registrations.of(GPU).registered is None:
-                    await anyio.sleep(0.01)
+            await until(lambda: daemon._registrations.of(GPU).registered is not None)
 
 
 STATE_FILES = (
@@ -1024,7 +873,7 @@ def renamed(state):
 
 
 def removed(state):
-    shutil.rmtree(state, ignore_errors=True)  # the daemon may be faster in writing again
+    shutil.rmtree(state, ignore_errors=True)  # the daemon may write again at the same time
 
 
 def emptied(state):
@@ -1037,9 +886,7 @@ def one_gone(name):
 
 
 @pytest.mark.parametrize("happens", [renamed, removed, emptied, *map(one_gone, STATE_FILES)])
-async def test_what_is_known_is_written_again_and_commands_answered_wherever_the_state_went(
-    kubelet, directory, node, happens, monkeypatch
-):
+async def test_removed_state_is_written_again_and_commands_are_answered(kubelet, directory, node, happens, monkeypatch):
     state = directory / "state"
 
     def signals():
@@ -1051,7 +898,7 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
         await kubelet.wait_for(healthy(kubelet, 7))
         await ask(directory, "cordon", gpu=1)
         await kubelet.wait_for(healthy(kubelet, 6))
-        with anyio.fail_after(10):  # until there is nothing left to write
+        with anyio.fail_after(10):  # until all state is written
             while "cordon" not in signals() or not stored(state, DEVICES) or not stored(state, EVENT):
                 await anyio.sleep(0.01)
         kept: list[object] = []
@@ -1062,14 +909,12 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
 
         monkeypatch.setattr(daemon.configuration._source, "keep", keep)
         await anyio.to_thread.run_sync(happens, state)
+        await until(lambda: all(os.path.lexists(state / name) for name in STATE_FILES))
         with anyio.fail_after(10):
-            while not all(os.path.lexists(state / name) for name in STATE_FILES):
-                await anyio.sleep(0.01)
-        with anyio.fail_after(10):
-            while not kept:  # which file of the label's directory is in force, likewise
+            while not kept:  # the chosen file of the label's directory
                 await anyio.sleep(0.01)
         assert len((await ask(directory, "status"))["health"]["gpus"]) == 8
-        with anyio.fail_after(10):  # as a SIGKILL now would leave it
+        with anyio.fail_after(10):  # the stored state, as after a SIGKILL
             while not {"cordon", "xid"} <= signals():
                 await anyio.sleep(0.01)
             while not any(event["kind"] == "order" for event in stored(state, EVENT)):
@@ -1079,7 +924,7 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
 BASE = resolve({}, {})
 
 
-async def test_the_state_directory_is_not_the_one_that_a_kubelet_empties(directory, tmp_path):
+async def test_the_device_plugin_directory_is_refused_as_state_directory(directory, tmp_path):
     (tmp_path / "link").symlink_to(directory)
     for state in (directory, tmp_path / "link", directory / "x" / ".."):
         settings = resolve({"device_plugin_dir": str(directory), "state_dir": str(state)}, {})
@@ -1099,7 +944,7 @@ IN_THE_WAY = {
 
 @pytest.mark.parametrize("kind", IN_THE_WAY)
 @pytest.mark.parametrize("kept", [0, 1])
-async def test_what_is_in_the_way_of_the_control_socket_is_set_aside(directory, node, kind, kept, caplog):
+async def test_other_files_at_the_path_of_the_control_socket_are_moved_away(directory, node, kind, kept, caplog):
     socket = directory / "state" / "control.sock"
     socket.parent.mkdir()
     IN_THE_WAY[kind](socket)
@@ -1112,7 +957,7 @@ async def test_what_is_in_the_way_of_the_control_socket_is_set_aside(directory, 
     assert f"not a file of this plugin (kept as {socket}{end})" in caplog.text
 
 
-async def test_of_two_daemons_that_began_without_a_device_plugin_directory_one_alone_registers(directory):
+async def test_only_one_of_two_daemons_registers_once_the_directory_appears(directory):
     plugins = directory / "device-plugins"
     flags = {"device_plugin_dir": str(plugins)}
     nodes = [SimulatedNode(load("hgx-h100")) for _ in range(2)]
@@ -1120,14 +965,10 @@ async def test_of_two_daemons_that_began_without_a_device_plugin_directory_one_a
         running(directory, nodes[0], **flags, state_dir=str(directory / "a")) as (first, _driver, one),
         running(directory, nodes[1], **flags, state_dir=str(directory / "b")) as (second, _other, two),
     ):
-        with anyio.fail_after(10):
-            while not (first.store.current.resources and second.store.current.resources):
-                await anyio.sleep(0.01)
+        await until(lambda: first.store.current.resources and second.store.current.resources)
         async with StandInKubelet(directory) as kubelet:
-            plugins.symlink_to(directory)  # the directory comes with its kubelet
+            plugins.symlink_to(directory)  # the directory appears together with its kubelet
             await kubelet.wait_for(healthy(kubelet, 8))
-            with anyio.fail_after(10):
-                while not (one or two):
-                    await anyio.sleep(0.01)
+            await until(lambda: one or two)
             assert kubelet.registrations[GPU].accepted == 1
         assert [*one, *two] == [1]

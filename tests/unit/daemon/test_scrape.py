@@ -17,7 +17,7 @@ SLICE = "nvidia.com/mig-1g.10gb"
 
 
 class Scrape:
-    """What one scrape says."""
+    """The samples of one scrape."""
 
     def __init__(self, samples):
         self.samples: dict[str, dict[frozenset[tuple[str, str]], float]] = {name: {} for name, _ in samples}
@@ -25,18 +25,18 @@ class Scrape:
             self.samples[name][labels] = value
 
     def of(self, name, **labels):
-        """The values of the samples that have these labels."""
+        """Return the values of the samples with these labels."""
         wanted = {(label, str(value)) for label, value in labels.items()}
         return [value for told, value in self.samples.get(name, {}).items() if wanted <= told]
 
     def gpu(self, index, name, **labels):
-        """The value of the one sample of a GPU that has these labels."""
+        """Return the value of the only sample of a GPU with these labels."""
         (value,) = self.of(f"gpu_plugin_gpu_{name}", index=index, **labels)
         return value
 
 
 async def status(daemon):
-    """The status as it is scraped, to be read as often as one likes."""
+    """Return the status for a scrape, with the devices as a list."""
     told = await daemon._view.scraped()
     if (attribution := told["attribution"]) is not None:
         told = {**told, "attribution": {**attribution, "devices": [*attribution["devices"]]}}
@@ -48,7 +48,7 @@ async def scrape(daemon, by=read_once):
 
 
 async def until(daemon, met):
-    """The first scrape of which that is true."""
+    """Return the first scrape for which `met` is true."""
     with anyio.fail_after(30):
         while not met(told := await scrape(daemon)):
             await anyio.sleep(0.05)

@@ -14,6 +14,7 @@ from gpu_plugin.runtime import control
 from gpu_plugin.runtime.control import ControlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.state.memory import Memory
+from tests.unit.waiting import until
 
 from .test_process import GPU, healthy, running
 
@@ -58,18 +59,12 @@ def answers(monkeypatch):
     return made
 
 
-async def until(condition):
-    with anyio.fail_after(20):
-        while not condition():
-            await anyio.sleep(0.01)
-
-
 def asked(directory, verb, **fields):
     return anyio.to_thread.run_sync(lambda: control.request(directory / "state", verb, **fields))
 
 
 async def serves(directory, kubelet, count):
-    """Returns once the kubelet has so many healthy devices from a daemon that takes commands."""
+    """Return once the kubelet has `count` healthy devices from a daemon that accepts commands."""
     await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable == count, 20)
     with anyio.fail_after(20):
         while True:

@@ -1,4 +1,4 @@
-"""Every way in which a file comes to hold something else, heard of and, without inotify, found."""
+"""Changes of a watched file in every way, with inotify and by polling."""
 
 import errno
 import os
@@ -17,6 +17,7 @@ from gpu_plugin.daemon import watched_file
 from gpu_plugin.daemon.watched_file import ABSENT, MAX_BYTES, FileWatcher, fingerprint, watch_file
 from gpu_plugin.runtime import inotify
 from tests.unit.daemon.config_map import ConfigMapVolume, Listener
+from tests.unit.waiting import until
 
 
 def warnings_of_inotify(caplog):
@@ -27,7 +28,7 @@ def warnings_of_inotify(caplog):
 
 @pytest.fixture(params=["told", "looking"])
 def net(request, monkeypatch):
-    """Changes are told of and never looked for, or looked for alone because inotify has run out."""
+    """Detect changes by inotify alone, or by polling alone because inotify is exhausted."""
     if request.param == "told":
         monkeypatch.setattr(watched_file, "POLL_INTERVAL", 3600)
     else:
@@ -42,7 +43,7 @@ def exhausted(*_):
 
 @asynccontextmanager
 async def watching(path):
-    """Someone who was told of the content as it is now and hears of every other."""
+    """Watch a file, and give the listener after its first call, for the present content."""
     listener = Listener()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch_file, path, listener)
@@ -314,9 +315,7 @@ async def test_what_happens_before_a_place_is_watched_is_seen(tmp_path, monkeypa
     watcher = FileWatcher(lambda: (path.read_text(), inotify.route(path)), received.append)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watcher.run)
-        with anyio.fail_after(10):
-            while not received:
-                await anyio.sleep(0.005)
+        await until(lambda: received)
         tasks.cancel_scope.cancel()
     assert received == ["version: v2"]
 
@@ -344,9 +343,7 @@ async def test_places_that_matter_no_more_are_watched_no_more(tmp_path, monkeypa
             (tmp_path / "link").symlink_to(f"version-{calls}/config.yaml")
             (tmp_path / "link").rename(path)
             await listener.called(calls)
-        with anyio.fail_after(10):
-            while len(made[0].watches) != before:
-                await anyio.sleep(0.01)
+        await until(lambda: len(made[0].watches) == before)
         assert len(made) == 1
 
 
@@ -367,9 +364,7 @@ async def test_a_file_system_that_hangs_is_said_once_and_holds_up_nothing(tmp_pa
     listener = Listener()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch_file, path, listener)
-        with anyio.fail_after(10):
-            while "does not answer" not in caplog.text:
-                await anyio.sleep(0.01)
+        await until(lambda: "does not answer" in caplog.text)
         await anyio.sleep(0.2)
         dead.set()
         await listener.called(1)
@@ -387,9 +382,7 @@ async def test_it_ends_at_once_and_leaves_nothing_open(tmp_path):
         async with watching(tmp_path / "config.yaml"):
             pass
     assert open_files() == before
-    with anyio.fail_after(10):
-        while any(thread.name == "configuration-files" for thread in threading.enumerate()):
-            await anyio.sleep(0.01)
+    await until(lambda: not any(thread.name == "configuration-files" for thread in threading.enumerate()))
 
 
 def test_fingerprints_tell_contents_apart(tmp_path):

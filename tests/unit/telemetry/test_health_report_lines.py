@@ -18,80 +18,47 @@ def said(caplog):
     return [(record.levelno, record.getMessage()) for record in caplog.records]
 
 
+MIG = "MIG-1"
+WORDS = ("is Unhealthy", "is degraded", "application's own error", "over: ", "held back by its operator", "no longer")
+ENDS = ("it is Healthy again", "it stays Unhealthy", "the GPU stays as it is")
+
+
+def change(signal, verdict, previous, detail, device="", **more):
+    return Transition("GPU-1", signal, verdict, previous, detail, 1.0, device, **more)
+
+
 @pytest.mark.parametrize(
-    ("change", "level", "line"),
+    ("change", "level", "words"),
     [
-        (
-            Transition("GPU-1", "xid", FATAL, OK, "Xid 79 (off the bus)", 1.0, xid=79, action="reset it"),
-            logging.ERROR,
-            "GPU GPU-1 is Unhealthy: Xid 79 (off the bus) (signal xid); to do: reset it",
-        ),
-        (
-            Transition("GPU-1", "nvlink", DEGRADED, OK, "NVLink 5 is down", 1.0),
-            logging.WARNING,
-            "GPU GPU-1 is degraded: NVLink 5 is down (signal nvlink)",
-        ),
-        (
-            Transition("GPU-1", "xid", FATAL, DEGRADED, "Xid 48", 1.0, "MIG-1", 48),
-            logging.ERROR,
-            "MIG device MIG-1 of GPU GPU-1 is Unhealthy: Xid 48 (signal xid)",
-        ),
-        (
-            Transition("GPU-1", "xid", DEGRADED, FATAL, "Xid 48", 1.0),
-            logging.WARNING,
-            "GPU GPU-1 is degraded: Xid 48 (signal xid); it is Healthy again",
-        ),
-        (
-            Transition("GPU-1", "xid", DEGRADED, FATAL, "Xid 48", 1.0, standing=FATAL),
-            logging.WARNING,
-            "GPU GPU-1 is degraded: Xid 48 (signal xid)",
-        ),
-        (
-            Transition("GPU-1", "xid", APP, OK, "Xid 31 (page fault)", 1.0),
-            logging.INFO,
-            "GPU GPU-1: Xid 31 (page fault) is an application's own error; the GPU stays as it is",
-        ),
-        (
-            Transition("GPU-1", "temperature", OK, FATAL, "94 °C", 1.0),
-            logging.INFO,
-            "GPU GPU-1: over: 94 °C (signal temperature); it is Healthy again",
-        ),
-        (
-            Transition("GPU-1", "temperature", OK, FATAL, "94 °C", 1.0, "MIG-1", standing=FATAL),
-            logging.INFO,
-            "MIG device MIG-1 of GPU GPU-1: over: 94 °C (signal temperature)",
-        ),
-        (
-            Transition("GPU-1", "clocks", OK, DEGRADED, "", 1.0),
-            logging.INFO,
-            "GPU GPU-1: over: clocks (signal clocks)",
-        ),
-        (
-            Transition("GPU-1", "cordon", FATAL, OK, "cordoned: fan is loud", 1.0, action="uncordon"),
-            logging.INFO,
-            "GPU GPU-1 is Unhealthy: held back by its operator (cordoned: fan is loud)",
-        ),
-        (
-            Transition("GPU-1", "maintenance", OK, FATAL, "maintenance", 1.0),
-            logging.INFO,
-            "GPU GPU-1: no longer held back by its operator (maintenance); it is Healthy again",
-        ),
-        (
-            Transition("GPU-1", "cordon", OK, FATAL, "cordoned", 1.0, standing=FATAL),
-            logging.INFO,
-            "GPU GPU-1: no longer held back by its operator (cordoned); it stays Unhealthy",
-        ),
-        (
-            Transition("GPU-1", "xid", APP, FATAL, "Xid 31 (page fault)", 1.0, standing=APP),
-            logging.INFO,
-            "GPU GPU-1: Xid 31 (page fault) is an application's own error; it is Healthy again",
-        ),
+        (change("xid", FATAL, OK, "Xid 79", xid=79), logging.ERROR, {"is Unhealthy"}),
+        (change("nvlink", DEGRADED, OK, "NVLink 5 is down"), logging.WARNING, {"is degraded"}),
+        (change("xid", FATAL, DEGRADED, "Xid 48", MIG, xid=48), logging.ERROR, {"is Unhealthy"}),
+        (change("xid", DEGRADED, FATAL, "Xid 48"), logging.WARNING, {"is degraded", ENDS[0]}),
+        (change("xid", DEGRADED, FATAL, "Xid 48", standing=FATAL), logging.WARNING, {"is degraded"}),
+        (change("xid", APP, OK, "Xid 31"), logging.INFO, {"application's own error", ENDS[2]}),
+        (change("xid", APP, FATAL, "Xid 31", standing=APP), logging.INFO, {"application's own error", ENDS[0]}),
+        (change("temperature", OK, FATAL, "94 °C"), logging.INFO, {"over: ", ENDS[0]}),
+        (change("temperature", OK, FATAL, "94 °C", MIG, standing=FATAL), logging.INFO, {"over: "}),
+        (change("clocks", OK, DEGRADED, ""), logging.INFO, {"over: "}),
+        (change("cordon", FATAL, OK, "cordoned: fan"), logging.INFO, {"is Unhealthy", "held back by its operator"}),
+        (change("maintenance", OK, FATAL, "maintenance"), logging.INFO, {*WORDS[-2:], ENDS[0]}),
+        (change("cordon", OK, FATAL, "cordoned", standing=FATAL), logging.INFO, {*WORDS[-2:], ENDS[1]}),
     ],
 )
-def test_a_change_of_verdict_is_one_line_as_loud_as_it_is_bad(caplog, change, level, line):
+def test_a_change_of_verdict_is_one_line_with_a_level_for_its_severity(caplog, change, level, words):
     caplog.set_level(logging.INFO)
     tell(change)
-    assert said(caplog) == [(level, line)]
+    ((logged, line),) = said(caplog)
+    assert logged == level
+    assert {each for each in (*WORDS, *ENDS) if each in line} == words
+    assert line.startswith(f"MIG device {change.device} of GPU GPU-1" if change.device else "GPU GPU-1")
+    assert (change.detail or change.signal) in line
+
+
+def test_the_line_of_a_fault_names_the_gpu_the_signal_and_the_remedy(caplog):
+    tell(change("xid", FATAL, OK, "Xid 79 (off the bus)", xid=79, action="reset it"))
+    line = "GPU GPU-1 is Unhealthy: Xid 79 (off the bus) (signal xid); to do: reset it"
+    assert said(caplog) == [(logging.ERROR, line)]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +84,7 @@ def test_the_line_of_a_fault_is_short_and_names_its_gpu_once(caplog, seen):
     assert f"signal {change.signal}" in message
 
 
-def test_a_line_names_the_gpu_as_everywhere_and_says_what_it_is_about_as_fields(caplog):
+def test_a_line_names_the_gpu_and_has_its_facts_as_fields(caplog):
     caplog.set_level(logging.INFO)
     gpus = (Gpu("GPU-0", 0), Gpu("GPU-1", 3, pci_bus_id="00000000:1B:00.0"))
     tell(Transition("GPU-1", "xid", FATAL, OK, "Xid 48", 1.0, "MIG-1", 48), gpus)
@@ -140,7 +107,7 @@ class Clock:
         return self.now
 
 
-def test_an_xid_raised_by_the_hundred_is_said_once_a_minute_with_how_many_there_were(caplog):
+def test_a_repeated_xid_is_logged_once_a_minute_with_its_count(caplog):
     caplog.set_level(logging.INFO)
     clock = Clock()
     repeated = RepeatedXids(clock)
@@ -155,7 +122,7 @@ def test_an_xid_raised_by_the_hundred_is_said_once_a_minute_with_how_many_there_
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 3
 
 
-def test_what_a_change_of_verdict_told_of_is_not_said_again_at_once(caplog):
+def test_an_xid_that_changed_a_verdict_is_not_logged_again_at_once(caplog):
     clock = Clock()
     repeated = RepeatedXids(clock)
     repeated.told("GPU-1", 79)
@@ -167,7 +134,7 @@ def test_what_a_change_of_verdict_told_of_is_not_said_again_at_once(caplog):
     assert [(record.levelno, "5 more" in record.getMessage()) for record in caplog.records] == [(logging.WARNING, True)]
 
 
-def test_what_the_policy_ignores_is_called_nobodys_error(caplog):
+def test_an_ignored_xid_is_not_called_an_applications_error(caplog):
     caplog.set_level(logging.INFO)
     RepeatedXids(Clock()).count("GPU-1", 79, "off the bus", OK)
     assert "is ignored by the Xid policy; the GPU stays as it is" in caplog.text

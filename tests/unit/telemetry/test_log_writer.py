@@ -1,4 +1,4 @@
-"""Whoever logs never waits for whoever reads the log."""
+"""Writes to the log never wait for its reader."""
 
 import contextlib
 import errno
@@ -11,7 +11,7 @@ from gpu_plugin.telemetry.log_writer import LogWriter, to_descriptor
 
 
 class Reader:
-    """Takes lines while it is let; `full` makes every write fail as on a full disk."""
+    """Accepts lines while `open` is set. `full` makes each write fail like on a full disk."""
 
     def __init__(self):
         self.lines: list[bytes] = []
@@ -47,7 +47,7 @@ def test_lines_come_in_order_and_all_of_them(reader):
 def test_what_nobody_takes_is_dropped_beyond_the_bound_counted_and_said_once_it_is_taken_again(reader):
     writer = LogWriter(reader.write, "{} dropped".format, limit=100)
     writer.put("x" * 9)
-    assert reader.began.wait(5)  # that line is with the reader; the queue is empty
+    assert reader.began.wait(5)  # the reader has this line, and the queue is empty
     for _ in range(30):
         writer.put("y" * 9)  # ten of them fit
     assert writer.dropped == 20

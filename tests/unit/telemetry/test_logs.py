@@ -165,7 +165,7 @@ def test_fields_of_a_line_are_beside_its_message_and_name_the_gpu_in_full(err):
 
 
 def documented_fields():
-    """What docs/command-line.md says that a log line may have as fields."""
+    """Return the fields of log lines that docs/command-line.md lists."""
     section = Path("docs/command-line.md").read_text(encoding="utf-8").partition("## Logs\n")[2]
     return {name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
 

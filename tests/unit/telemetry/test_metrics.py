@@ -1,4 +1,4 @@
-"""What Prometheus reads: a whole node's metrics, checked by the parsers of its client library, and what any status makes."""
+"""The metrics of a whole node, and of any status, read by the parsers of Prometheus' client library."""
 
 import math
 import re
@@ -229,7 +229,7 @@ FULL: dict[str, Any] = {
         "nvml": {"calls": _calls(temperature=1), "hanging": 0},
     },
 }
-"""Something of everything."""
+"""A status with every part."""
 
 
 # Any status

@@ -1,4 +1,4 @@
-"""What SIGUSR2 brings: tasks and threads with where they stand, bounded."""
+"""The stacks of tasks and threads that SIGUSR2 logs, and their limits."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ async def test_a_task_is_told_down_to_what_it_waits_for():
 
 async def test_a_coroutine_that_ends_while_it_is_looked_at_costs_the_answer_nothing():
     class Ending:
-        """As a coroutine is to another thread: its frame is there, and gone at the next look."""
+        """Like a coroutine read by another thread: its frame is gone at the second read."""
 
         cr_await = None
 

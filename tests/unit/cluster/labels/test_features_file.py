@@ -27,11 +27,11 @@ def directory(tmp_path):
 
 
 OURS = LABELS | {f"nvidia.com/{name}": "x" for name in ("gpu.machine", "gpu.mode", "mig.capable")}
-"""As many labels as no file of this plugin is without."""
+"""The labels that every file of this plugin has."""
 
 
 class Begun(FeaturesFile):
-    """The file as a process has it that begins now, which remembers each change at once."""
+    """The file in a new process that stores each change at once."""
 
     def __init__(self, directory, state):
         self.memory = WrittenFiles(StateDirectory(state))

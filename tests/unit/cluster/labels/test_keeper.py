@@ -32,7 +32,7 @@ ONE, TWO = Node((whole(0),)), Node((whole(0), whole(1)))
 
 
 class Api:
-    """Takes labels, or does not; the last ones are the Node's."""
+    """Accepts or refuses labels, and stores the newest labels by node."""
 
     def __init__(self):
         self.labels: dict[str, dict[str, str]] = {}
@@ -55,7 +55,7 @@ class Api:
 
 
 class Bench:
-    """A keeper on directories of its own, whose settings and clock can be set."""
+    """A keeper with its own directories, and with settings and a clock that a test can set."""
 
     def __init__(self, tmp_path, monkeypatch):
         self.features = tmp_path / "features.d"
@@ -90,7 +90,7 @@ class Bench:
         return self.labels
 
     async def keep(self, node=None, **settings):
-        """Does what `run` does once, and gives how long it would wait."""
+        """Run one step of `run`, and return the pause after it."""
         self.store.current = replace(self.store.current, **settings)
         if node is not None:
             self.labels.follow(node)
@@ -184,20 +184,14 @@ async def test_a_file_that_cannot_be_removed_is_said_until_it_is_gone_and_others
     assert (names(bench.features), bench.labels.trouble) == ([], "")
 
 
-async def test_a_file_of_ours_is_known_again_though_the_state_directory_was_lost(bench):
+@pytest.mark.parametrize("claimed", [True, False])
+async def test_our_file_is_removed_although_the_state_directory_was_lost(bench, claimed):
     await bench.keep(ONE)
     (bench.state / FEATURES_FILE).unlink()
     bench.restarted()
-    await bench.keep(ONE)
-    bench.restarted()
-    await bench.keep(ONE, node_labels="none")
-    assert names(bench.features) == []
-
-
-async def test_what_is_ours_by_its_form_is_removed_where_labels_are_off_and_nothing_is_remembered(bench):
-    await bench.keep(ONE)
-    (bench.state / FEATURES_FILE).unlink()
-    bench.restarted()
+    if claimed:
+        await bench.keep(ONE)
+        bench.restarted()
     await bench.keep(ONE, node_labels="none")
     assert names(bench.features) == []
 

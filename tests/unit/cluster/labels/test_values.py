@@ -1,4 +1,4 @@
-"""What labels say: as GPU Feature Discovery's, and never anything that Kubernetes refuses."""
+"""The values of labels: equal to GPU Feature Discovery's, and always valid for Kubernetes."""
 
 import re
 
@@ -64,11 +64,11 @@ def test_without_a_gpu_there_is_nothing_but_that_there_is_no_vgpu():
 def test_of_several_models_one_speaks_always_the_same():
     first, second = (Gpu(f"GPU-{at}", at, model="T4", memory_bytes=15 << 30) for at in (0, 3))
     others = [Gpu(f"GPU-{at}", at, model="A10", memory_bytes=23 << 30) for at in (1, 2)]
-    labels = told(Node((*others, second, first)))  # equals: that of the lowest index
+    labels = told(Node((*others, second, first)))  # a tie: the model of the lowest index
     assert (labels["gpu.product"], labels["gpu.count"], labels["gpu.memory"]) == ("T4", "2", "15360")
     labels = told(Node((first, *others)))
     assert (labels["gpu.product"], labels["gpu.count"], labels["gpu.memory"]) == ("A10", "2", "23552")
-    labels = told(Node((cut(1, model="A10"), cut(2, model="A10"), first)))  # one that is not cut goes before
+    labels = told(Node((cut(1, model="A10"), cut(2, model="A10"), first)))  # a whole GPU has priority
     assert (labels["gpu.product"], labels["gpu.count"], labels["gpu.replicas"]) == ("T4", "1", "1")
 
 

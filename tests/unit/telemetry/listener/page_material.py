@@ -1,4 +1,4 @@
-"""What a status page is made of, for tests: a node of two GPUs as its parts tell of it, and of any number."""
+"""Content of status pages for tests: a node with two GPUs, and a node with any number of GPUs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.unit.cli.test_status import STATUS, gpu
 GPU = "nvidia.com/gpu"
 
 HOSTILE = "<script>alert(1)</script>\" onerror='x' &amp;\u202e\x1b]0;\x07\n"
-"""A text as nobody should be able to have one: of a pod, of a driver, of a reason."""
+"""A hostile text for the name of a pod, the version of a driver, or a reason."""
 
 READINGS = {
     "temperature_celsius": 61,

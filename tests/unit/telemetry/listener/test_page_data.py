@@ -1,4 +1,4 @@
-"""What the status page says, as data."""
+"""The content of the status page as data."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The pages: what they ask for, and how often."""
+"""The pages of probes and metrics: their queries, and the rate of queries."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -21,11 +21,12 @@ from gpu_plugin.telemetry.metrics.families import metrics
 from tests.unit.cli.test_status import STATUS
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, serving
+from tests.unit.waiting import until
 
 
 @asynccontextmanager
 async def probing(facts):
-    """The pages of a daemon of which these are the facts, on a loop whose beat is noted."""
+    """Run the pages for these facts, with the beat of the event loop."""
     probes = Probes(facts)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(probes.beat)
@@ -35,7 +36,7 @@ async def probing(facts):
 
 
 async def answered_on(probes, path):
-    """The answer of a page."""
+    """Return the answer of a page."""
     answer = await probes.pages[path](Request(path))
     assert isinstance(answer, Answer)
     return answer
@@ -228,7 +229,7 @@ async def test_while_metrics_are_written_the_loop_turns(monkeypatch):
 
 
 async def test_samples_are_made_while_they_are_written(monkeypatch):
-    """Between two pieces others have a turn, and the devices that pods hold have not all been made text by then."""
+    """Other tasks run between two pieces, before all devices of pods are converted to text."""
     made = 0
 
     def devices():
@@ -270,9 +271,7 @@ async def test_a_text_that_is_too_old_is_not_kept(monkeypatch):
         await anyio.sleep(0.05)
         assert probes._rendered, "it is good for others who ask"
         monkeypatch.setattr(probes_module, "FRESH", 0.0)
-        with anyio.fail_after(5):
-            while probes._rendered:
-                await anyio.sleep(0.01)
+        await until(lambda: not probes._rendered)
 
 
 async def test_without_an_address_nothing_is_begun(monkeypatch):

@@ -1,4 +1,4 @@
-"""HTTP over real sockets: what clients get, and what slow, broken and hostile ones cost."""
+"""HTTP over real sockets: answers, and limits for slow, broken and hostile clients."""
 
 import asyncio
 import errno
@@ -18,6 +18,7 @@ from gpu_plugin.telemetry.listener.answer import Answer, Stream
 from gpu_plugin.telemetry.listener.server import Limits, Server
 from gpu_plugin.telemetry.listener.sockets import Lookup, listen
 from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS
+from tests.unit.waiting import until
 
 PATIENT = Limits(head=30, answer=30, send=30, goodbye=30)
 HURRIED = Limits(head=0.05, answer=0.05, send=0.05, goodbye=0.05)
@@ -43,7 +44,7 @@ async def _broken(_):
 
 
 class Ticker:
-    """A stream that says a number whenever it is told to, and who reads it now."""
+    """A stream that sends a number after each `tick`, and counts its readers."""
 
     def __init__(self):
         self.number, self.size, self.readers, self.sent = 0, 0, 0, 0
@@ -91,20 +92,18 @@ PAGES = {
 
 @asynccontextmanager
 async def serving(limits=PATIENT, host="127.0.0.1", more=None):
-    """A server; gives it with its port. On leaving, every connection and descriptor of it is gone."""
+    """Run a server, and give it with its port. At the end, check that no connection is left."""
     made = Server(host, 0, {**PAGES, **(more or {})}, limits)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(made.serve, await listen(host, 0, Lookup("http-address")))
-        with anyio.fail_after(5):
-            while not made.addresses:
-                await anyio.lowlevel.checkpoint()
+        await until(lambda: made.addresses)
         yield made, made.addresses[0][1]
         tasks.cancel_scope.cancel()
     assert not made._visits
 
 
 async def ask(port, request, host="127.0.0.1"):
-    """All that comes back."""
+    """Send a request and return everything that the server sends."""
     with anyio.fail_after(20):
         async with await anyio.connect_tcp(host, port) as client:
             await client.send(request)
@@ -120,12 +119,6 @@ async def everything(client):
         return received
 
 
-async def until(met):
-    with anyio.fail_after(20):
-        while not met():
-            await anyio.sleep(0.002)
-
-
 def descriptors():
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
@@ -138,7 +131,7 @@ def body(answer):
     return answer.partition(b"\r\n\r\n")[2].decode()
 
 
-async def test_a_page_and_the_words_about_it():
+async def test_a_page_has_its_headers():
     async with serving() as (_, port):
         answer = await ask(port, GET)
     status, *headers = head(answer)
@@ -186,10 +179,10 @@ async def test_a_large_page_arrives_whole_with_its_own_type():
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "only HTTP/1.0 and HTTP/1.1 are supported"),
     ],
 )
-async def test_what_is_answered_to_what(request_, status, said, caplog):
+async def test_the_answer_to_each_request(request_, status, said, caplog):
     async with serving() as (_, port):
         answer = await ask(port, request_)
-        assert await ask(port, GET)  # the next one is served as if nothing had been
+        assert await ask(port, GET)  # the next request is served as usual
     assert head(answer)[0].split()[1] == str(status)
     assert said in body(answer)
     assert ("Allow: GET, HEAD" in head(answer)) == (status == 405)
@@ -203,13 +196,13 @@ async def test_head_is_answered_without_a_body():
     assert f"Content-Length: {len(LARGE)}" in head(answer)
 
 
-async def test_of_pipelined_requests_the_first_alone_is_answered():
+async def test_only_the_first_pipelined_request_is_answered():
     async with serving() as (_, port):
         answer = await ask(port, GET * 50)
     assert answer.count(b"HTTP/1.1 200 OK") == 1
 
 
-async def test_a_client_that_says_it_sends_no_more_is_answered():
+async def test_a_client_that_closed_its_sending_side_is_answered():
     async with serving() as (_, port), await anyio.connect_tcp("127.0.0.1", port) as client:
         await client.send(GET)
         await client.send_eof()
@@ -217,7 +210,7 @@ async def test_a_client_that_says_it_sends_no_more_is_answered():
             assert body(await everything(client)) == "all is well\n"
 
 
-async def test_half_a_request_and_the_end_is_a_bad_one():
+async def test_half_a_request_is_a_bad_request():
     async with serving() as (_, port), await anyio.connect_tcp("127.0.0.1", port) as client:
         await client.send(GET[:12])
         await client.send_eof()
@@ -225,27 +218,25 @@ async def test_half_a_request_and_the_end_is_a_bad_one():
             assert head(await everything(client))[0] == "HTTP/1.1 400 Bad Request"
 
 
-async def test_ten_megabytes_of_head_are_refused_early_and_the_client_hears_of_it():
+@pytest.mark.parametrize(
+    ("start", "status"),
+    [
+        (b"GET /good HTTP/1.1\r\nHost: a\r\nX: ", b" 431 "),
+        (b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n", b" 200 "),
+    ],
+    ids=["head", "body"],
+)
+async def test_ten_megabytes_are_answered_early_and_the_connection_is_closed(start, status):
     async with serving() as (made, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /good HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 10_000_000)
+        writer.write(start + b"x" * 10_000_000)
         with anyio.fail_after(20):
-            assert b" 431 " in await reader.readline()
-        await until(lambda: not made._visits)  # though it goes on sending
+            assert status in await reader.readline()
+        await until(lambda: not made._visits)  # although the client still sends
         writer.transport.abort()
 
 
-async def test_a_body_without_an_end_is_given_up():
-    async with serving() as (made, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n" + b"x" * 10_000_000)
-        with anyio.fail_after(20):
-            assert b" 200 " in await reader.readline()
-        await until(lambda: not made._visits)
-        writer.transport.abort()
-
-
-async def test_a_head_that_drips_is_given_up():
+async def test_a_slow_head_times_out():
     async with serving(HURRIED) as (_, port), await anyio.connect_tcp("127.0.0.1", port) as client:
         answers = []
 
@@ -262,14 +253,14 @@ async def test_a_head_that_drips_is_given_up():
         assert b"HTTP/1.1 408 Request Timeout" in answers[0]
 
 
-async def test_who_says_nothing_is_hung_up_on():
+async def test_a_silent_client_times_out():
     async with serving(HURRIED) as (made, port), await anyio.connect_tcp("127.0.0.1", port) as client:
         with anyio.fail_after(20):
             assert b" 408 " in await everything(client)
         await until(lambda: not made._visits)
 
 
-async def test_a_page_that_takes_too_long_is_given_up():
+async def test_a_slow_page_times_out():
     async with serving(HURRIED) as (_, port):
         answer = await ask(port, b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
     assert head(answer)[0] == "HTTP/1.1 503 Service Unavailable"
@@ -288,14 +279,14 @@ async def test_a_client_that_never_reads_is_reset():
         writer.transport.abort()
 
 
-async def test_a_client_that_never_hangs_up_is_let_go():
+async def test_a_connection_that_the_client_keeps_open_is_closed():
     async with serving(Limits(goodbye=0.05)) as (made, port), await anyio.connect_tcp("127.0.0.1", port) as client:
         await client.send(GET)
         await until(lambda: made._visits)
         await until(lambda: not made._visits)
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind():
+async def test_a_client_that_leaves_early_leaves_no_connection():
     async with serving() as (made, port):
         for request in (
             b"",
@@ -312,7 +303,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind():
         assert await ask(port, GET)
 
 
-async def test_two_hundred_at_once_keep_no_probe_out_and_leave_nothing_behind():
+async def test_probes_are_answered_with_two_hundred_idle_connections():
     async with serving() as (made, port):
         await ask(port, GET)
         await until(lambda: not made._visits)
@@ -327,7 +318,7 @@ async def test_two_hundred_at_once_keep_no_probe_out_and_leave_nothing_behind():
         await until(lambda: descriptors() == before)
 
 
-async def test_two_hundred_that_ask_at_once_are_all_answered():
+async def test_two_hundred_requests_at_once_are_answered():
     async with serving() as (made, port):
         answered = []
 
@@ -341,11 +332,11 @@ async def test_two_hundred_that_ask_at_once_are_all_answered():
         await until(lambda: not made._visits)
 
 
-async def test_a_request_on_its_way_is_waited_for_before_its_connection_makes_room():
+async def test_a_young_connection_is_not_closed_to_make_room():
     async with serving(Limits(connections=4, grace=30, head=30)) as (made, port):
         young = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(5)]
         await until(lambda: len(made._visits) == 4)
-        for client in reversed(young):  # the last one is not even accepted yet
+        for client in reversed(young):  # the last connection is not accepted yet
             await client.send(GET)
         for client in young:
             with anyio.fail_after(20):
@@ -353,7 +344,7 @@ async def test_a_request_on_its_way_is_waited_for_before_its_connection_makes_ro
             await client.aclose()
 
 
-async def test_who_has_asked_for_nothing_makes_room_before_an_older_one_that_is_being_answered():
+async def test_an_idle_connection_is_closed_before_an_older_connection_with_a_request():
     async with serving(Limits(connections=2, grace=0, head=30, answer=30)) as (made, port):
         slow = await anyio.connect_tcp("127.0.0.1", port)
         await slow.send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -369,7 +360,7 @@ async def test_who_has_asked_for_nothing_makes_room_before_an_older_one_that_is_
         await idle.aclose()
 
 
-async def test_who_was_answered_makes_room_before_those_that_have_not_asked():
+async def test_an_answered_connection_is_closed_before_idle_connections():
     async with serving(Limits(connections=2, grace=0, head=30, goodbye=30)) as (made, port):
         idle = await anyio.connect_tcp("127.0.0.1", port)
         await until(lambda: len(made._visits) == 1)
@@ -383,7 +374,7 @@ async def test_who_was_answered_makes_room_before_those_that_have_not_asked():
         await staying.aclose()
 
 
-async def test_it_stops_while_somebody_waits_for_room():
+async def test_the_server_stops_while_a_connection_waits_for_room():
     async with serving(Limits(connections=1, grace=30, head=30)) as (made, port):
         clients = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
         await until(lambda: len(made._visits) == 1)
@@ -391,7 +382,7 @@ async def test_it_stops_while_somebody_waits_for_room():
         await client.aclose()
 
 
-async def test_those_who_wait_for_an_answer_are_sent_away_last():
+async def test_connections_that_wait_for_an_answer_are_closed_last():
     async with serving(Limits(connections=2, head=30, answer=30)) as (made, port):
         slow = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
         for client in slow:
@@ -405,7 +396,8 @@ async def test_those_who_wait_for_an_answer_are_sent_away_last():
             await client.aclose()
 
 
-async def test_out_of_descriptors_is_one_line_and_a_pause(caplog, monkeypatch):
+@pytest.mark.parametrize(("episode", "lines"), [(60.0, 1), (0.0, 3)])
+async def test_a_lack_of_descriptors_is_one_error_per_episode(caplog, monkeypatch, episode, lines):
     loop = asyncio.get_running_loop()
     accept, tries = loop.sock_accept, 0
 
@@ -417,27 +409,14 @@ async def test_out_of_descriptors_is_one_line_and_a_pause(caplog, monkeypatch):
         return await accept(listener)
 
     monkeypatch.setattr(loop, "sock_accept", exhausted)
-    async with serving(Limits(pause=0.01)) as (_, port):
+    async with serving(Limits(pause=0.01, episode=episode)) as (_, port):
         assert body(await ask(port, GET)) == "all is well\n"
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
-        "connections for probes and metrics cannot be accepted now: Too many open files"
-    ]
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == lines
+    assert all("Too many open files" in error for error in errors)
 
 
-@pytest.mark.parametrize(("quiet", "lines"), [(59.0, 1), (60.0, 2)])
-async def test_descriptors_that_come_and_go_are_one_episode(caplog, monkeypatch, quiet, lines):
-    now = 1000.0
-    made = Server("127.0.0.1", 0, PAGES, Limits(pause=0))
-    monkeypatch.setattr(anyio, "current_time", lambda: now)
-    lack = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    for _ in range(3):
-        await made._wait_for_resources(lack)  # connections may have been accepted in between
-    now += quiet
-    await made._wait_for_resources(lack)
-    assert [record.levelno for record in caplog.records].count(logging.ERROR) == lines
-
-
-async def test_a_connection_that_broke_before_it_was_taken_is_passed_over(monkeypatch, caplog):
+async def test_a_connection_that_broke_before_accept_is_skipped(monkeypatch, caplog):
     loop = asyncio.get_running_loop()
     accept, broken = loop.sock_accept, [errno.ECONNABORTED, errno.EPROTO]
 
@@ -452,7 +431,7 @@ async def test_a_connection_that_broke_before_it_was_taken_is_passed_over(monkey
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
-async def test_a_fault_of_ours_in_one_conversation_ends_no_other(monkeypatch, caplog):
+async def test_an_error_in_one_connection_ends_no_other_connection(monkeypatch, caplog):
     encoded = server._encoded
     failures = ["it fell over"]
 
@@ -468,7 +447,7 @@ async def test_a_fault_of_ours_in_one_conversation_ends_no_other(monkeypatch, ca
     assert "it fell over" in caplog.text
 
 
-async def test_an_address_in_use_is_said_once_and_taken_when_it_is_free(monkeypatch, caplog):
+async def test_an_address_in_use_is_logged_once_and_used_once_it_is_free(monkeypatch, caplog):
     monkeypatch.setattr(server, "FIRST_RETRY", 0.005)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -486,7 +465,7 @@ async def test_an_address_in_use_is_said_once_and_taken_when_it_is_free(monkeypa
     assert told[0].startswith(f"--http-address: cannot listen on 127.0.0.1:{port}: Address already in use; ")
 
 
-async def test_it_stops_at_once_whoever_is_connected():
+async def test_the_server_stops_at_once_with_open_connections():
     async with serving() as (made, port):
         clients = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(3)]
         await clients[0].send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -514,7 +493,7 @@ async def test_ipv6_and_all_addresses():
         assert body(await ask(by_host["::"], GET, host="::1")) == "all is well\n"
 
 
-async def test_a_family_that_the_machine_lacks_is_left_out(monkeypatch):
+async def test_an_address_family_that_the_machine_lacks_is_skipped(monkeypatch):
     real = socket.socket
 
     def without_ipv6(family, *more):
@@ -530,12 +509,12 @@ async def test_a_family_that_the_machine_lacks_is_left_out(monkeypatch):
         await listen("::1", 0, Lookup("http-address"))
 
 
-async def test_an_address_of_another_machine_cannot_be_had():
+async def test_an_address_of_another_machine_is_an_error():
     with pytest.raises(OSError, match="Cannot assign requested address"):
         await listen("192.0.2.1", 0, Lookup("http-address"))  # kept for documents (RFC 5737)
 
 
-async def test_a_name_that_is_not_resolved_in_time_is_given_up(monkeypatch):
+async def test_a_slow_resolver_times_out(monkeypatch):
     asked, over = threading.Event(), threading.Event()
 
     def hang(*_, **__):
@@ -552,7 +531,7 @@ async def test_a_name_that_is_not_resolved_in_time_is_given_up(monkeypatch):
         over.set()
 
 
-async def test_a_resolver_that_never_returns_is_asked_once_however_often_one_tries(monkeypatch):
+async def test_a_hanging_resolver_is_called_once(monkeypatch):
     over, asked = threading.Event(), []
 
     def hang(*_, **__):
@@ -579,12 +558,12 @@ async def test_a_resolver_that_never_returns_is_asked_once_however_often_one_tri
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, f"a.{'x' * 64}.b"])
-async def test_a_name_that_none_can_be_is_an_address_that_cannot_be_had(host):
+async def test_an_invalid_host_name_is_an_error(host):
     with pytest.raises(OSError, match=f"{host} cannot be resolved: "):
         await listen(host, 80, Lookup("http-address"))
 
 
-async def test_a_server_goes_on_asking_the_resolver_that_hangs(monkeypatch, caplog):
+async def test_a_server_waits_for_a_hanging_resolver(monkeypatch, caplog):
     over, asked = threading.Event(), []
 
     def hang(*_, **__):
@@ -609,7 +588,7 @@ STREAM = b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 async def subscribed(port, request=STREAM):
-    """A client that has asked for the stream and read its first chunk, as (reader, writer)."""
+    """Request the stream and read its first chunk. Returns (reader, writer, head)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     writer.write(request)
     with anyio.fail_after(20):
@@ -624,7 +603,7 @@ async def told(reader):
         return (await reader.readuntil(b"\n\n")).partition(b"data: ")[2].strip()
 
 
-async def test_a_stream_goes_on_and_everyone_gets_what_comes():
+async def test_all_readers_get_the_chunks_of_a_stream():
     ticker = Ticker()
     async with serving(more={"/stream": ticker.page}) as (_, port):
         clients = [await subscribed(port) for _ in range(3)]
@@ -653,7 +632,7 @@ async def test_a_stream_to_a_client_of_http_1_0_has_no_chunks():
         await until(lambda: not ticker.readers)
 
 
-async def test_the_head_of_a_stream_can_be_asked_for_alone():
+async def test_a_head_request_for_a_stream_has_no_body():
     ticker = Ticker()
     async with serving(more={"/stream": ticker.page}) as (_, port):
         answer = await ask(port, STREAM.replace(b"GET", b"HEAD"))
@@ -662,7 +641,7 @@ async def test_the_head_of_a_stream_can_be_asked_for_alone():
         assert not ticker.sent
 
 
-async def test_streams_beyond_those_there_may_be_are_refused_and_one_that_ends_makes_room():
+async def test_streams_are_limited():
     ticker = Ticker()
     async with serving(Limits(streams=2), more={"/stream": ticker.page}) as (_, port):
         clients = [await subscribed(port) for _ in range(2)]
@@ -678,7 +657,7 @@ async def test_streams_beyond_those_there_may_be_are_refused_and_one_that_ends_m
         await until(lambda: not ticker.readers)
 
 
-async def test_a_reader_that_stops_reading_is_reset_and_holds_up_nobody():
+async def test_a_reader_that_stops_reading_is_reset_and_delays_no_other_reader():
     ticker = Ticker()
     limits = Limits(send=1)
     async with serving(limits, more={"/stream": ticker.page}) as (made, port):
@@ -701,7 +680,7 @@ async def test_a_reader_that_stops_reading_is_reset_and_holds_up_nobody():
         await until(lambda: not ticker.readers)
 
 
-async def test_a_reader_that_leaves_is_noticed_with_nothing_to_tell():
+async def test_a_reader_that_leaves_is_detected_without_a_new_chunk():
     ticker = Ticker()
     async with serving(more={"/stream": ticker.page}) as (made, port):
         before = descriptors()
@@ -725,7 +704,7 @@ async def test_a_reader_that_leaves_is_noticed_with_nothing_to_tell():
         await until(lambda: descriptors() == before)
 
 
-async def test_streams_make_room_first_and_are_told_once_whatever_the_flood():
+async def test_streams_are_closed_first_and_send_their_first_chunk_in_a_flood():
     ticker = Ticker()
     limits = Limits(connections=4, streams=3, grace=0, head=30, answer=30)
     async with serving(limits, more={"/stream": ticker.page}) as (made, port):
@@ -737,7 +716,7 @@ async def test_streams_make_room_first_and_are_told_once_whatever_the_flood():
             with pytest.raises((asyncio.IncompleteReadError, OSError)), anyio.fail_after(20):
                 await reader.readuntil(b"\n\n")
             writer.transport.abort()
-        for _ in range(3):  # nothing but idle clients, and each time the whole first chunk comes
+        for _ in range(3):  # with only idle clients, the whole first chunk arrives each time
             _, writer, _ = await subscribed(port)
             writer.transport.abort()
         assert body(await ask(port, GET)) == "all is well\n"
@@ -745,7 +724,7 @@ async def test_streams_make_room_first_and_are_told_once_whatever_the_flood():
             await client.aclose()
 
 
-async def test_a_probe_is_answered_while_every_place_is_a_stream():
+async def test_a_probe_is_answered_while_all_connections_are_streams():
     ticker = Ticker()
     limits = Limits(connections=2, streams=2, grace=30)
     async with serving(limits, more={"/stream": ticker.page}) as (_, port):
@@ -768,14 +747,14 @@ async def test_streams_end_at_once_with_the_server():
     writer.transport.abort()
 
 
-async def test_a_stream_that_fails_is_said_and_costs_nobody_else_anything(caplog):
+async def test_a_stream_that_fails_is_logged_and_affects_no_other_connection(caplog):
     async with serving() as (_, port):
         assert b"data: 0" in await ask(port, b"GET /failing HTTP/1.1\r\nHost: a\r\n\r\n")
         assert body(await ask(port, GET)) == "all is well\n"
     assert "the stream fell over" in caplog.text
 
 
-async def test_what_has_not_changed_is_answered_without_a_body():
+async def test_an_unchanged_page_is_answered_without_a_body():
     async with serving() as (_, port):
         answer = await ask(port, b'GET /same HTTP/1.1\r\nHost: a\r\nIf-None-Match: "7"\r\nX: a\r\nx: b\r\n\r\n')
     status, *headers = head(answer)

@@ -1,4 +1,4 @@
-"""The status page's edge: what is asked while somebody looks, and what each reader is sent."""
+"""The status page's server side: queries while there are readers, and the events of each reader."""
 
 import json
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ NAMES = ("gpus.example.com",)
 
 
 class Told:
-    """A daemon as the page asks it, and how often it was asked."""
+    """The page's source, which counts its queries."""
 
     def __init__(self, now: Material | None = None):
         self.now = now or material()
@@ -84,7 +84,7 @@ async def reading(page):
 
 
 async def begun(following):
-    """The parts that a reader is sent at first."""
+    """Return the parts in the first events of a reader."""
     name, hello = await following()
     assert (name, hello["at"]) == ("hello", 5000.0)
     name, told = await following()
@@ -99,7 +99,7 @@ def hurried(monkeypatch):
     monkeypatch.setattr(status_page, "SHARE", 0)
 
 
-async def test_a_reader_gets_all_parts_and_then_those_that_change():
+async def test_a_reader_gets_all_parts_and_then_changed_parts():
     told = Told()
     async with running(told) as page, reading(page) as following:
         first = await begun(following)
@@ -125,7 +125,7 @@ async def test_all_readers_get_the_same_bytes():
         assert not page._readers
 
 
-async def test_who_missed_a_change_gets_the_newest_of_everything():
+async def test_a_reader_that_missed_a_change_gets_all_newest_parts():
     told = Told()
     async with running(told) as page, reading(page) as slow, reading(page) as quick:
         await begun(slow)
@@ -138,7 +138,7 @@ async def test_who_missed_a_change_gets_the_newest_of_everything():
         assert "2 other things need attention" in caught_up["parts"]["summary"]
 
 
-async def test_nobody_looks_and_nothing_is_asked():
+async def test_without_readers_the_daemon_is_not_queried():
     told = Told()
     async with running(told) as page:
         for _ in range(3):
@@ -147,7 +147,7 @@ async def test_nobody_looks_and_nothing_is_asked():
         assert (told.asked, told.asked_for_pods) == (0, 0)
         async with reading(page) as following:
             await begun(following)
-        told.news.ring()  # the last one has left
+        told.news.ring()  # the last reader has left
         await anyio.sleep(0.05)
         asked = told.asked
         for _ in range(3):
@@ -156,7 +156,7 @@ async def test_nobody_looks_and_nothing_is_asked():
         assert told.asked == asked
 
 
-async def test_nothing_is_sent_where_nothing_changes_but_a_beat_now_and_then(monkeypatch):
+async def test_without_changes_only_beats_are_sent(monkeypatch):
     monkeypatch.setattr(status_page, "HEARTBEAT", 0.02)
     monkeypatch.setattr(status_page, "TICK", 0.01)
     told = Told()
@@ -167,7 +167,7 @@ async def test_nothing_is_sent_where_nothing_changes_but_a_beat_now_and_then(mon
         assert told.asked >= 3  # at the start, and before each of the beats
 
 
-async def test_what_is_not_announced_is_seen_at_the_next_look(monkeypatch):
+async def test_an_unannounced_change_is_found_at_the_next_tick(monkeypatch):
     monkeypatch.setattr(status_page, "TICK", 0.01)
     told = Told()
     async with running(told) as page, reading(page) as following:
@@ -186,7 +186,7 @@ async def test_what_is_not_announced_is_seen_at_the_next_look(monkeypatch):
         pytest.param("SHARE", 20_000, 1, id="a look that takes long is followed by a rest that is longer still"),
     ],
 )
-async def test_a_storm_is_looked_at_so_many_times_at_most(monkeypatch, rule, value, most):
+async def test_queries_are_limited_in_a_storm_of_changes(monkeypatch, rule, value, most):
     monkeypatch.setattr(status_page, rule, value)
     told = Told()
     async with running(told) as page, reading(page) as following:
@@ -198,7 +198,7 @@ async def test_a_storm_is_looked_at_so_many_times_at_most(monkeypatch, rule, val
         assert told.asked - before <= most
 
 
-async def test_pods_are_asked_for_beside_the_rest_so_that_a_kubelet_that_hangs_holds_nothing_up(monkeypatch):
+async def test_a_hanging_kubelet_delays_only_the_pods(monkeypatch):
     monkeypatch.setattr(status_page, "PODS_INTERVAL", 0.01)
     monkeypatch.setattr(status_page, "TICK", 0.1)  # the change may come in the middle of a look
     told = Told()
@@ -222,7 +222,7 @@ async def test_pods_are_asked_for_beside_the_rest_so_that_a_kubelet_that_hangs_h
             assert "a trouble" in changed["parts"]["complaints"]
 
 
-async def test_many_who_ask_within_a_second_cost_one_look():
+async def test_many_requests_within_a_second_make_one_query():
     told = Told()
     async with running(told) as page:
         async with anyio.create_task_group() as tasks:
@@ -231,7 +231,7 @@ async def test_many_who_ask_within_a_second_cost_one_look():
         assert (told.asked, told.asked_for_pods) == (1, 1)
 
 
-async def test_the_page_forbids_what_is_not_its_own_and_is_kept_by_nobody():
+async def test_the_page_allows_only_its_own_content_and_is_not_cached():
     async with running(Told()) as page:
         answer = await ask(page, "/")
     headers = dict(answer.headers)
@@ -252,7 +252,7 @@ async def test_the_data_for_programs():
     assert (told["format"], told["at"], told["headline"]) == (1, 5000.0, "1 of 2 GPUs is Unhealthy")
 
 
-async def test_the_picture_has_a_policy_for_its_own_style_alone():
+async def test_the_picture_has_a_policy_for_its_own_style():
     async with running(Told()) as page:
         answer = await ask(page, "/links.svg")
         assert answer.content_type == "image/svg+xml"
@@ -265,7 +265,7 @@ async def test_the_picture_has_a_policy_for_its_own_style_alone():
 
 
 @pytest.mark.parametrize("name", ASSETS)
-async def test_files_of_the_page_are_those_of_the_package_and_are_sent_once(name):
+async def test_files_of_the_page_are_sent_once(name):
     file = Path(status_page.__file__).parent / "page" / name
     async with running(Told()) as page:
         answer = await ask(page, f"/{name}")
@@ -276,7 +276,7 @@ async def test_files_of_the_page_are_those_of_the_package_and_are_sent_once(name
         assert (await ask(page, f"/{name}", **{"if-none-match": '"other"'})).status == 200
 
 
-def test_files_of_the_page_lead_nowhere_else():
+def test_files_of_the_page_refer_to_no_other_host():
     for name in ASSETS:
         text = (Path(status_page.__file__).parent / "page" / name).read_text()
         assert "//" not in text.replace("http://www.w3.org/2000/svg", "").replace(" // ", "").replace("// ", ""), name
@@ -284,7 +284,7 @@ def test_files_of_the_page_lead_nowhere_else():
         assert "@import" not in text
 
 
-async def test_switched_off_it_is_gone_and_readers_are_let_go(monkeypatch):
+async def test_a_disabled_page_is_not_found_and_its_streams_end(monkeypatch):
     monkeypatch.setattr(status_page, "TICK", 0.01)
     told = Told()
     async with running(told) as page:
@@ -301,7 +301,7 @@ async def test_switched_off_it_is_gone_and_readers_are_let_go(monkeypatch):
         assert not page._readers
 
 
-async def test_under_a_name_that_may_be_another_sites_nothing_is_told():
+async def test_a_request_with_a_foreign_host_name_is_refused():
     told = Told()
     async with running(told) as page:
         for path in ("/", "/status.json", "/status.stream", "/links.svg"):
@@ -312,13 +312,11 @@ async def test_under_a_name_that_may_be_another_sites_nothing_is_told():
         for host in ("127.0.0.1:9480", "localhost:9480", "gpus.example.com"):
             assert (await ask(page, "/status.json", host=host)).status == 200
     async with running(None) as page:
-        assert (
-            await ask(page, "/", host="gpus.example.com")
-        ).status == 403  # nobody has said yet which names there are
+        assert (await ask(page, "/", host="gpus.example.com")).status == 403  # the names are not known yet
         assert (await ask(page, "/", host="[::1]:9480")).status == 200
 
 
-async def test_before_there_is_a_daemon_the_reason_is_shown_and_the_stream_goes_on_into_its_life():
+async def test_a_stream_shows_the_reason_of_the_wait_and_then_the_daemon():
     async with running(None) as page, reading(page) as following:
         assert "waiting for the label" in (await begun(following))["complaints"]
         assert "waiting for the label" in (await ask(page, "/")).text
@@ -329,7 +327,7 @@ async def test_before_there_is_a_daemon_the_reason_is_shown_and_the_stream_goes_
         assert "GPU 1 is Unhealthy" in changed["parts"]["complaints"]
 
 
-async def test_one_who_leaves_while_the_page_is_made_leaves_it_to_the_next():
+async def test_a_request_cancelled_during_a_query_leaves_the_query_to_the_next_request():
     told = Told()
     async with running(told) as page:
         await ask(page, "/icon.svg")
