@@ -85,7 +85,7 @@ async def test_no_hardware_is_held_twice_whatever_happens_in_any_order(kubelet, 
                         try:
                             given = await kubelet.admit(pod, {dice.choice(offered): 1})
                         except AdmissionError:
-                            continue  # none of it is left, or it went this very moment
+                            continue  # all are taken, or the device has just gone
                     opened[pod] = _nodes([spec.container_path for spec in given.only.response.devices])
             case "end" if opened:
                 pod = dice.choice(sorted(opened))

@@ -112,17 +112,6 @@ async def test_a_read_only_directory_is_a_reason_and_is_tried_again(mps, pipe):
     assert resource.is_dir()
 
 
-async def test_a_name_that_cannot_be_removed_is_a_reason_and_is_tried_again(mps, pipe):
-    (pipe / "log").touch()
-    await mounted("--bind", "/dev/null", str(pipe / "log"))
-    try:
-        mps.run()
-        await mps.until(lambda: f"{pipe}/log: Device or resource busy" in mps.why())
-    finally:
-        await anyio.run_process(["umount", str(pipe / "log")])
-    await mps.until(lambda: not mps.why())
-
-
 async def test_a_full_disk_is_a_reason_and_is_tried_again(mps):
     mps.root.mkdir()
     await mounted("-t", "tmpfs", "-o", "nr_inodes=4,mode=755", "tmpfs", str(mps.root))

@@ -1,12 +1,10 @@
-"""The status page of the real process: what is sent while somebody looks, and what that costs the rest."""
+"""The status page of the real process: the stream of changes, and its cost for probes and pods."""
 
 import json
-import socket
 from collections import Counter
 from contextlib import asynccontextmanager
 
 import anyio
-import pytest
 
 from tests.node.daemon import GPU
 from tests.node.test_listener import PATIENCE, flags, get, serves, told
@@ -14,14 +12,8 @@ from tests.node.test_listener import PATIENCE, flags, get, serves, told
 SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 28}]}}\n"
 
 
-@pytest.fixture
-def port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 class Reader:
-    """One reader of the stream, and what it was told."""
+    """One reader of the stream, and the bytes that it has received."""
 
     def __init__(self, client):
         self._client = client
