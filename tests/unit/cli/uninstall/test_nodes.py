@@ -325,10 +325,3 @@ def test_what_is_made_goes_with_the_job_that_runs_it(uninstall, monkeypatch):
         assert uninstall(api)[0] == 0
     (owner,) = api.made["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", "uninstall", "12-34")
-
-
-def test_a_duration_that_is_none_is_refused_in_one_line(uninstall):
-    with Api(None) as api:
-        code, _, err = uninstall(api, "--timeout", "soon")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "--timeout: 'soon' is not a duration" in err

@@ -196,11 +196,6 @@ def test_a_daemon_whose_control_socket_is_gone_is_left_alone_all_the_same(node, 
     assert str(state / "state-a.log") in remove_traces(state, cdi, sockets).removed
 
 
-def test_nothing_there_is_nothing_to_say(tmp_path):
-    done = remove_traces(tmp_path / "a", tmp_path / "b", tmp_path / "c")
-    assert (done.removed, done.left) == ([], [])
-
-
 def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, monkeypatch):
     state, cdi, sockets = node
     SpecDirectory(cdi).write({GPU_FILE: spec(_0=("/dev/nvidia0",))})
