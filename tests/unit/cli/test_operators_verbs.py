@@ -1,4 +1,4 @@
-"""cordon, uncordon, release, resume and explain: what reaches the daemon, and what people are shown of its answers."""
+"""cordon, uncordon, release, resume and explain: the requests to the daemon, and the output of its answers."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ SOUND = {"index": 0, "uuid": "GPU-0", "health": "Healthy", "verdict": "OK", "sig
 
 
 class Daemon:
-    """What a daemon would be asked, and what it answers."""
+    """The requests to a daemon, and its answer."""
 
     def __init__(self):
         self.asked: list[tuple[str, str, dict[str, object]]] = []

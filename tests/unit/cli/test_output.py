@@ -1,4 +1,4 @@
-"""What becomes of output that nobody takes, of an interrupt, and of every fault of a configuration."""
+"""Output that cannot be written, interrupts, and the output of all faults of a configuration."""
 
 import os
 import subprocess

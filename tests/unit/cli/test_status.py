@@ -1,4 +1,4 @@
-"""`gpu-plugin status`: what is shown of the daemon's answer, as text, JSON, YAML and metrics."""
+"""`gpu-plugin status`: the daemon's answer as text, JSON, YAML and metrics."""
 
 import contextlib
 import io

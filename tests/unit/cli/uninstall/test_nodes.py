@@ -24,7 +24,7 @@ class QuietServer(ThreadingHTTPServer):
 
 
 class Api:
-    """As much of an API server as two DaemonSets need: the one that is there, and the one that is made to clean up.
+    """An API server for two DaemonSets: the plugin, and the cleanup.
 
     `statuses` are those that the second shows one after the other, the last one for good; `lingers` says how often the first is
     still there after it was deleted, and `failures` how often a question for the second fails.
@@ -233,7 +233,7 @@ def test_it_returns_once_all_pods_are_gone(uninstall):
 def test_nodes_that_do_not_answer_are_counted_and_keep_nobody_from_uninstalling(uninstall, monkeypatch):
     monkeypatch.setattr(nodes, "END_TIMEOUT", 0.1)
     with Api(plugin(3), status(2, 3)) as api:
-        api.lingers = 1000  # the pod of a node that is down never goes
+        api.lingers = 1000  # the pod stays if its node is down
         code, out, err = uninstall(api, "--timeout", "1s")
     assert code == 0
     assert "2 of 3 nodes are clean" in out
