@@ -10,7 +10,6 @@ import pytest
 
 from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.cli import main
-from gpu_plugin.runtime import control
 from tests.node.daemon import GPU, healthy
 from tests.unit.cluster.api_server import NODE, FakeApiServer
 
@@ -214,27 +213,6 @@ async def test_without_a_good_file_of_the_label_it_is_alive_has_started_and_says
         for page in ("startupz", "livez", "readyz", "metrics"):
             await told(port, page, 200)
         assert (await daemon.stop())[0] == 0
-
-
-async def test_while_the_label_is_awaited_it_is_alive_has_not_started_and_says_why(directory, daemon, port):
-    configs = directory / "configs"
-    configs.mkdir()
-    (configs / "default").write_text("version: v1\nflags: {migStrategy: some}\n")
-    async with FakeApiServer() as api:
-        kubeconfig = f"--kubeconfig={api.kubeconfig(directory)}"
-        await api.stop()
-        daemon.start(*flags(port, f"--config-file-srcdir={configs}", f"--node-name={NODE}", kubeconfig))
-        why = f"[-]configuration failed: waiting for the label {LABEL} of node {NODE}: the Kubernetes API cannot be reached: "
-        for page in ("startupz", "readyz"):
-            assert "driver" not in await told(port, page, 503, why)
-        assert (await get(port, "livez"))[0] == 200
-        status = await anyio.to_thread.run_sync(control.request, daemon.state, "status")
-        assert ": the Kubernetes API cannot be reached" in status["waiting"]
-        # After ten seconds the first attempt is over. No other file is used, and nothing is served, until the label is known.
-        assert "migStrategy" not in await told(
-            port, "startupz", 200, "the Kubernetes API cannot be reached", 2 * PATIENCE
-        )
-        assert "migStrategy" not in await told(port, "readyz", 503, why)
 
 
 async def test_a_signal_while_the_label_is_awaited_ends_it_at_once(directory, daemon, port):

@@ -1,4 +1,4 @@
-"""A path that an operator gives is refused at once, in one sentence with the path, if it is not a regular file of a possible size."""
+"""A path of an operator is refused at once, in one sentence with the path, if it is not a regular file of a possible size."""
 
 import logging
 import os
