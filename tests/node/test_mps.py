@@ -10,18 +10,9 @@ import pytest
 from gpu_plugin.cli import main
 from gpu_plugin.simulation import mps_control
 from tests.node.daemon import GPU, healthy
-from tests.node.mps_process import PATIENCE, SHARED, MpsProcess
+from tests.node.mps_process import PATIENCE, SHARED
 
 ALONE = "version: v1\n"
-
-
-@pytest.fixture
-def mps(directory):
-    made = MpsProcess(directory)
-    yield made
-    made.kill()
-    for pid in made.children() if made.root.exists() else []:
-        os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_shared_resource_has_a_daemon_until_sigterm_which_leaves_nothing(mps):

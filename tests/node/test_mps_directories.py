@@ -9,19 +9,9 @@ import pytest
 
 from gpu_plugin.simulation import mps_control
 from tests.node.daemon import GPU
-from tests.node.mps_process import MpsProcess
 
 SECRET = b"a file of the node\n"
 NAMES = ("control", "control_lock", "control_privileged", "log")
-
-
-@pytest.fixture
-def mps(directory):
-    made = MpsProcess(directory)
-    yield made
-    made.kill()
-    for pid in made.children() if made.root.exists() else []:
-        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_a_restart_that_forgets_is_noticed(certain, monkeypatch):
 
 
 def test_a_verdict_that_a_restart_loses_later_is_noticed(certain, monkeypatch):
-    """As where what is replayed closes sooner than it would have: here, an error that is called an application's by then."""
+    """A replayed fault closes too early after the restart."""
     certain("ecc-uncontained")
     replayed = HealthLedger.replay
 
@@ -226,7 +226,7 @@ def test_a_verdict_that_is_better_for_one_look_alone_is_changed_also_while_evide
 
 
 def test_a_verdict_that_is_worse_for_some_looks_after_a_restart_is_told_apart():
-    """A bad look among those that prove the end: what was good before the restart is gathered anew."""
+    """A bad look during the proof: the good looks before the restart do not count afterwards."""
     ours = Ours(default_policy())
     ours.watch(0, FACTS[Part.A100])
     sound = Hardware(Part.A100)

@@ -53,7 +53,7 @@ VERBS = [
 
 @pytest.fixture(params=[directory, pipe, listening, endless, huge])
 def unfit(request, tmp_path, monkeypatch):
-    """A path that is not a readable regular file."""
+    """The path of something other than a readable regular file."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "named.yaml"
     request.param(path)

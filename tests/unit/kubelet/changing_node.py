@@ -30,7 +30,6 @@ NAMES = {
     "all foreign": ((NamePattern("*", "example.com/h100"),), (NamePattern("*", "example.com/slice"),)),
 }
 """Names of GPUs, and of slices."""
-LATER = frozenset({"foreign slices", "all foreign"})
 
 
 def shared_by(count: int) -> tuple[SharedResource, ...]:
@@ -45,7 +44,6 @@ SHARED = {
     "by four": shared_by(4),
     "by another name": (SharedResource(GPU, f"{GPU}.shared", 3),),
 }
-LATER_SHARED = frozenset({"all shared", "by three", "by four", "by another name"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -188,7 +188,7 @@ def test_the_chart_s_job_changes_nothing_unless_its_helm_release_installed_the_d
         code, out, err = uninstall(api, "--helm-release", "gpus/plugin")
         assert list(api.objects) == ["plugin"]
         assert {method for method, _ in api.requests} == {"GET"}
-    assert (code, err) == (0, "")  # a Job that fails would fail whatever tool applied it
+    assert (code, err) == (0, "")  # a failed Job would fail the tool that applied it
     assert out.startswith("DaemonSet gpus/plugin: not installed by the Helm release gpus/plugin")
 
 

@@ -206,3 +206,19 @@ async def test_a_failed_pre_start_stops_the_container(kubelet):
         assert raised.value.reason == "CreateContainerError"
         await kubelet.admit("q", {GPU: 1}, start=False)
         assert len(fake.called("pre start")) == 1
+
+
+async def test_without_numa_policy_every_free_healthy_device_is_on_offer(kubelet):
+    async with plugin(kubelet, devices=[*EIGHT[:7], device("h", "Unhealthy")]) as fake:
+        first = await kubelet.admit("p", {GPU: 1})
+        await kubelet.admit("q", {GPU: 6})
+        offers = [set(ask.available_device_ids) for ask in fake.called("preferred")]
+        everything = ON_0 | ON_1 | {"g"}
+        assert offers == [everything, everything - set(first.ids)]
+
+
+async def test_an_unknown_numa_node_sent_as_minus_one_cannot_be_aligned(kubelets):
+    kubelet = await kubelets(numa_policy="single-numa-node")
+    async with plugin(kubelet, devices=[device("a", "Healthy", -1)]):
+        with pytest.raises(AdmissionError, match="Topology locality"):
+            await kubelet.admit("p", {GPU: 1})
