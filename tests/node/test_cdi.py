@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import signal
 import stat
 import sys
@@ -98,39 +97,6 @@ async def test_a_directory_that_cannot_be_is_a_reason_and_heals(kubelet, daemon)
     daemon.specs.unlink()
     await kubelet.wait_for(healthy(kubelet, 8), timeout=20)
     assert await given(kubelet, "pod") <= named(daemon).keys()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-async def test_what_a_user_puts_into_tmp_is_in_no_container_and_takes_no_device_away(kubelet, daemon, directory):
-    """The driver root is the node's root; an ordinary user makes a link there, and root makes the directory later."""
-    root = driver_files.make(directory.parent / "root", load(daemon.profile).driver_version)
-    for name in ("etc", "tmp"):
-        (root / name).mkdir()
-    (root / "tmp").chmod(0o1777)
-    pipe = root / "tmp/nvidia-mps"
-    daemon.start(*BY_CDI, "--nvidia-driver-root", str(root))
-    await kubelet.wait_for(healthy(kubelet, 8))
-    before = spec(daemon)
-
-    pipe.symlink_to("/etc")
-    os.lchown(pipe, 1000, 1000)
-    await daemon.said("/tmp/nvidia-mps in the driver root")
-    (told,) = control.request(daemon.state, "status")["cdi"]["complaints"]
-    assert told.startswith("/tmp/nvidia-mps in the driver root")
-    assert spec(daemon) == before
-    await kubelet.wait_for(healthy(kubelet, 8))
-    assert await given(kubelet, "pod") <= named(daemon).keys()
-
-    pipe.unlink()
-    pipe.mkdir()
-    with anyio.fail_after(20):
-        while spec(daemon) == before:
-            await anyio.sleep(0.05)
-    (mount,) = [each for each in spec(daemon)["containerEdits"]["mounts"] if "mps" in each["hostPath"]]
-    assert (mount["hostPath"], mount["containerPath"]) == (str(pipe), "/tmp/nvidia-mps")
-    assert "ro" in mount["options"]
-    log = daemon.log.read_text()
-    assert log.count("/tmp/nvidia-mps in the driver root") == 1
 
 
 async def test_an_invalid_specification_keeps_the_old_file_and_takes_all_devices_away(

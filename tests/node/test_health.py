@@ -173,50 +173,6 @@ async def test_a_gpu_is_released_for_maintenance_and_comes_back_reset(kubelet, d
     await until_told(daemon, sound)
 
 
-async def test_a_cordon_is_the_operators_and_survives_kill_and_boot(kubelet, daemon):
-    daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 8))
-    assert await command(daemon, "cordon", "--gpu", str(SICK)) == 0
-    await kubelet.wait_for(healthy(kubelet, 7))
-    await fault(daemon, "--reboot")
-    daemon.signal(signal.SIGKILL)
-    await daemon.exit()
-    daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 7))
-    assert kubelet.resources[GPU].unhealthy == {ids(kubelet)[SICK]}
-    assert await command(daemon, "uncordon", "--gpu", str(SICK)) == 0
-    await kubelet.wait_for(healthy(kubelet, 8))
-
-
-async def test_an_operator_may_vouch_for_a_gpu_that_nothing_proves(kubelet, daemon):
-    daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 8))
-    await fault(daemon, "--remap-failure")
-    await kubelet.wait_for(healthy(kubelet, 7))
-    assert await command(daemon, "uncordon", "--gpu", str(SICK)) == 0
-    assert (await explained(daemon))["health"] == "Unhealthy"
-    assert await command(daemon, "uncordon", "--gpu", str(SICK), "--override") == 0
-    await kubelet.wait_for(healthy(kubelet, 8))
-    told = await explained(daemon)
-    assert (told["health"], told["verdict"]) == ("Healthy", "DEGRADED")
-
-
-async def test_a_gpu_that_vanished_is_not_missed_by_the_others_over_a_restart(kubelet, daemon):
-    daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 8))
-    before = ids(kubelet)
-    await fault(daemon, "--vanish")
-    await kubelet.wait_for(healthy(kubelet, 7))
-    daemon.signal(signal.SIGKILL)
-    await daemon.exit()
-    daemon.start()  # the driver lists seven GPUs now and numbers them again
-    await kubelet.wait_for(healthy(kubelet, 7))
-    assert sorted(ids(kubelet)) == sorted(before)
-    assert kubelet.resources[GPU].unhealthy == {before[SICK]}
-    await fault(daemon, "--return", gpu=before[SICK])
-    await kubelet.wait_for(healthy(kubelet, 8), 20)
-
-
 async def test_a_storm_of_application_xids_changes_no_list(kubelet, daemon):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))

@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from demo.stand_in_kubelet import Container
 from tests.node.daemon import GPU, healthy, ids
 
 SMALL = "nvidia.com/mig-1g.10gb"
@@ -27,21 +26,6 @@ async def test_a_kubelet_that_knows_no_pods_yet_frees_nothing(kubelet, daemon):
     lists = kubelet.pod_resources_lists
     await kubelet.wait_for(lambda: kubelet.pod_resources_lists >= lists + 2)
     assert kubelet.resources[GPU].allocatable == 7
-    kubelet.release("pod")
-    await kubelet.wait_for(healthy(kubelet, 8), timeout=30)
-
-
-async def test_what_a_plain_init_container_had_is_free_within_half_a_minute_of_its_pods_end(kubelet, daemon):
-    daemon.profile = "h100-mig-single"
-    daemon.start("--mig-strategy", "mixed")
-    await kubelet.wait_for(healthy(kubelet, 56, SMALL))
-    await kubelet.admit("pod", containers=[Container("init", {SMALL: 1}, "init"), Container("app", {})])
-    for gpu in range(8):
-        daemon.fault(gpu, mig="none")
-    await kubelet.wait_for(healthy(kubelet, 7))
-    lists = kubelet.pod_resources_lists
-    await kubelet.wait_for(lambda: kubelet.pod_resources_lists >= lists + 4, timeout=20)
-    assert kubelet.resources[GPU].allocatable == 7  # PodResources does not list it, the checkpoint does
     kubelet.release("pod")
     await kubelet.wait_for(healthy(kubelet, 8), timeout=30)
 

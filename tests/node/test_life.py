@@ -91,21 +91,6 @@ async def test_our_sockets_lie_beside_the_kubelets_wherever_that_is(directory):
         daemon.kill()
 
 
-async def test_allocate_answers_the_same_before_and_after_a_restart(kubelet, daemon):
-    answers = []
-    for pod in ("a", "b"):
-        daemon.start(
-            "--device-list-strategy=envvar,cdi-annotations,cdi-cri", "--pass-device-specs", "--gdrcopy-enabled"
-        )
-        await kubelet.wait_for(healthy(kubelet, 8))
-        answers.append((await kubelet.admit(pod, {GPU: 8})).allocations[0].response)
-        kubelet.release(pod)
-        await daemon.stop()
-    assert answers[0] == answers[1]
-    assert len(answers[0].devices) >= 8 + 3
-    assert len(answers[0].cdi_devices) == 9
-
-
 async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_bad(kubelet, directory, daemon):
     config = directory / "config.yaml"
     config.write_text("version: v1\nflags: {plugin: {deviceIDStrategy: uuid}}\n")

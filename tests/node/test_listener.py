@@ -87,17 +87,6 @@ async def test_the_life_of_a_daemon_as_its_probes_see_it(directory, daemon, port
             await get(port, "livez")
 
 
-async def test_probes_are_never_taken_for_the_kubelet(kubelet, daemon, port):
-    daemon.start(*flags(port))
-    await told(port, "livez", 200)  # before the kubelet's own stream, perhaps
-    await serves(kubelet, 8)
-    for _ in range(3):
-        await told(port, "livez", 200)
-        await anyio.sleep(1.05)  # the answer of the sockets is kept for a second
-    assert kubelet.registrations[GPU].total == 1
-    assert healthy(kubelet, 8)()
-
-
 async def test_the_metrics_are_those_of_the_command(kubelet, daemon, port, capsys):
     daemon.start(*flags(port))
     await serves(kubelet, 8)

@@ -8,7 +8,7 @@ import pytest
 
 from demo.stand_in_kubelet import Container
 from gpu_plugin.cli import main
-from tests.node.daemon import GPU, healthy, ids
+from tests.node.daemon import GPU, healthy
 
 SMALL, HALF = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 
@@ -75,20 +75,6 @@ async def test_a_bad_configuration_keeps_the_last_good_one_and_says_so(kubelet, 
     assert main(["status", "--state-dir", str(daemon.state)]) == 0
 
 
-async def test_a_renamed_resource_takes_the_place_of_the_old_one(kubelet, directory, daemon):
-    file = directory / "config.yaml"
-    file.write_text("version: v1\n")
-    daemon.start("--config-file", str(file))
-    await kubelet.wait_for(healthy(kubelet, 8))
-    await kubelet.admit("old", {GPU: 2})
-    file.write_text("version: v1\nresources: {gpus: [{pattern: '*', name: example.com/h100}]}\n")
-    await kubelet.wait_for(healthy(kubelet, 6, "example.com/h100"))  # two are still another pod's
-    assert kubelet.resources[GPU].allocatable == 0
-    kubelet.release("old")
-    await kubelet.wait_for(healthy(kubelet, 8, "example.com/h100"), timeout=20)
-    await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 0, timeout=20)
-
-
 async def test_hardware_that_a_pod_holds_is_not_given_away_without_pod_resources_and_without_memory(
     kubelet, directory, daemon
 ):
@@ -124,23 +110,6 @@ async def test_what_is_gone_is_unhealthy_even_if_the_new_partition_cannot_be_ser
 
 
 # MIG
-
-
-async def test_a_gpu_is_cut_anew_while_a_pod_holds_a_slice_of_it(kubelet, daemon):
-    daemon.profile = "h100-mig-single"
-    daemon.start("--mig-strategy", "mixed")
-    await kubelet.wait_for(healthy(kubelet, 56, SMALL))
-    pod = await kubelet.admit("pod", {SMALL: 1})
-    held = pod.allocations[0].ids[0]
-    for gpu in range(8):
-        daemon.fault(gpu, mig="3g.40gb,3g.40gb")
-    await kubelet.wait_for(healthy(kubelet, 16, HALF))
-    await kubelet.wait_for(lambda: kubelet.resources[SMALL].allocatable == 0)
-    assert held in ids(kubelet, SMALL)
-    await kubelet.wait_for(lambda: ids(kubelet, SMALL) == [held], timeout=20)
-    kubelet.release("pod")
-    await kubelet.wait_for(lambda: kubelet.resources[SMALL].streams == 0, timeout=20)
-    assert kubelet.registrations[HALF].total == 1
 
 
 async def test_a_gpu_in_mig_mode_is_withheld_without_a_mig_strategy_until_the_mode_is_off_or_the_strategy_fits(

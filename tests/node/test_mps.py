@@ -118,19 +118,6 @@ async def test_a_control_program_of_the_operators_is_run(mps, directory):
     await mps.until(lambda: not mps.why())
 
 
-async def test_more_replicas_than_an_older_gpu_takes_are_told_and_cost_no_exit(mps, directory):
-    pascal = directory / "pascal.yaml"
-    pascal.write_text("count: 4\ngpu: {name: Tesla P4, architecture: 4, memory_bytes: 8589934592}\n")
-    mps.profile = str(pascal)
-    mps.config.write_text(SHARED % 17)
-    mps.run()
-    await mps.until(lambda: "17 replicas are more than the 16 MPS clients" in mps.why())
-    assert mps.children() == []
-    mps.config.write_text(SHARED % 16)
-    mps.signal(signal.SIGHUP)
-    await mps.until(lambda: not mps.why(replicas=16))
-
-
 async def test_without_a_driver_it_ends_at_once_or_waits_for_one(mps, directory):
     mps.profile = ""
     nowhere = ("--driver-root-ctr-path", str(directory / "nowhere"))

@@ -96,26 +96,6 @@ async def test_the_page_can_be_switched_off_and_on_while_it_runs(kubelet, direct
     await told(port, "", 200, "All 8 GPUs are Healthy")
 
 
-async def test_the_page_is_shown_under_names_that_an_operator_gives_and_the_rest_under_any(
-    kubelet, directory, daemon, port
-):
-    config = directory / "config.yaml"
-    config.write_text("version: v1\n")
-    daemon.start(*flags(port, "--node-name=Node-1.example.com"), "--config-file", str(config))
-    await serves(kubelet, 8)
-    pages = ("", "status.json", "status.stream", "links.svg")
-    for page in pages:
-        status, _, body = await get(port, page, "gpus.example.com:9480")
-        assert (status, "--status-page-hosts" in body) == (403, True), page
-    for page in ("livez", "readyz", "startupz", "metrics"):
-        assert (await get(port, page, "gpus.example.com"))[0] == 200, page
-    assert (await get(port, "status.json", "node-1.example.com"))[0] == 200
-    config.write_text("version: v1\nflags: {statusPageHosts: ['*.example.com']}\n")
-    with anyio.fail_after(PATIENCE):
-        while (await get(port, "status.json", "gpus.example.com"))[0] != 200:
-            await anyio.sleep(0.05)
-
-
 async def test_readers_that_never_read_cost_probes_and_pods_nothing(kubelet, directory, daemon, port):
     config = directory / "config.yaml"
     config.write_text(SHARED)
