@@ -183,3 +183,15 @@ async def test_a_file_system_without_locks_leaves_commands_answered(kubelet, dae
         "the state and the kubelet's directory"
     )
     assert "commands cannot reach" not in log
+
+
+async def test_an_allocate_of_a_million_ids_is_refused(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    million = message(b"") * 10 * MANY
+    for method, content in ((wire.ALLOCATE, message(million)), (wire.PRE_START, million)):
+        with pytest.raises(GRPCError) as refused:
+            await call(socket_of(daemon), method, content)
+        assert refused.value.status is Status.INVALID_ARGUMENT
+        assert str(wire.MAX_IDS) in str(refused.value.message)
+    await serves(kubelet, daemon, "pod")
