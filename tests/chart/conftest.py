@@ -1,4 +1,4 @@
-"""The programs that the chart is judged with, skipped with one sentence where they are not."""
+"""The programs that check the chart. A test is skipped if its program is missing."""
 
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ def helm3() -> Helm:
 
 @pytest.fixture(scope="session")
 def kubeconform() -> Path:
-    """What holds manifests against JSON schemas."""
+    """The program that checks manifests with JSON schemas."""
     return found(partial(binaries.find_tool, "kubeconform"))
 
 

@@ -15,7 +15,7 @@ from tests.cluster.harness import binaries
 PACKAGES = {"@grafana/schema": "13.2.3", "typescript": "5.9.3"}
 
 KINDS = {"timeseries": "timeseries", "stat": "stat", "table": "table", "state-timeline": "statetimeline"}
-"""The kinds of panels that are held against types of their own, and the directory of these."""
+"""Kinds of panels that have their own types, and the directory of the types."""
 
 _PLAIN = """\
 import type { Dashboard } from '@grafana/schema';
@@ -39,7 +39,7 @@ class Types:
     node: Path
 
     def faults(self, dashboard: Mapping[str, Any]) -> list[str]:
-        """What the compiler says of a dashboard; nothing where every field of it is known and has the type it is to have."""
+        """Return the compiler's errors for a dashboard: unknown fields, and fields of another type."""
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             (folder / "node_modules").symlink_to(self.packages / "node_modules")

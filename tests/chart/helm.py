@@ -34,7 +34,7 @@ class Helm:
     program: Path
 
     def template(self, values: Values, chart: Path = CHART) -> str:
-        """What `helm template` renders. Raises RefusedError."""
+        """Return the output of `helm template`. Raises RefusedError."""
         written = json.dumps(values)
         return self._kept(written) if chart == CHART else self._rendered(written, chart)
 
@@ -43,12 +43,12 @@ class Helm:
         return [each for each in yaml.safe_load_all(self.template(values)) if each]
 
     def notes(self, values: Values, chart: Path = CHART) -> str:
-        """What an installation prints at its end. Raises RefusedError."""
+        """Return the notes of an installation. Raises RefusedError."""
         said = self.run("install", RELEASE, str(chart), "--dry-run=client", stdin=json.dumps(values))
         return said.partition("\nNOTES:\n")[2]
 
     def run(self, verb: str, *arguments: str, stdin: str = "{}") -> str:
-        """What a verb prints that takes values from standard input. Raises RefusedError."""
+        """Run a verb with values from standard input and return its output. Raises RefusedError."""
         command = [str(self.program), verb, *arguments, "--namespace", NAMESPACE]
         command += ["--values", str(IMAGE), "--values", "-"]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
@@ -83,8 +83,7 @@ def at_path(path: str, value: Any) -> dict[str, Any]:
 def facts(objects: list[Object]) -> set[str]:
     """Every scalar, and every empty list or mapping, as `Kind.path=value`.
 
-    Items of lists are known by their name where they have one, else by their position; the value of an environment variable
-    stands at its name.
+    Items of lists have their name as key, or else their position. The value of an environment variable is directly at its name.
     """
     return {fact for each in objects for fact in _facts(each["kind"], each)}
 

@@ -38,7 +38,7 @@ def _closed(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-# What the chart uses of it (Prometheus operator, monitoring.coreos.com/v1; it is no part of Kubernetes).
+# The fields that the chart uses (Prometheus operator, monitoring.coreos.com/v1; not part of Kubernetes).
 POD_MONITOR = _closed(
     apiVersion={"const": "monitoring.coreos.com/v1"},
     kind={"const": "PodMonitor"},
@@ -96,7 +96,7 @@ def find(version: str) -> Path:
 
 
 def install(version: str, say: Callable[[str], None]) -> Path:
-    """The same, made where it is missing; `say` is told before that. Raises MissingError where the source cannot be had."""
+    """The same, but make it if it is missing, after a call of `say`. Raises MissingError where the source cannot be had."""
     directory = _directory(version)
     with binaries.locked_cache() as cache:
         if not directory.is_dir():
@@ -113,7 +113,7 @@ def install(version: str, say: Callable[[str], None]) -> Path:
 
 
 def schemas(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name and schema of each of `KINDS`, as kubeconform asks for them, and of what is the Prometheus operator's."""
+    """Yield name and schema of each of `KINDS` in the form for kubeconform, and of the Prometheus operator's kinds."""
     definitions = document["definitions"]
     for name, definition in definitions.items():
         for kind in definition.get("x-kubernetes-group-version-kind", ()):

@@ -1,4 +1,4 @@
-"""What a PromQL query names: metrics with the labels it matches on them, and the labels it groups and joins by.
+"""The names in a PromQL query: metrics with the labels of their matchers, and the labels of groupings and joins.
 
 It reads as much of PromQL as the dashboard and the alerts are written in; Prometheus itself parses the whole.
 """
@@ -21,7 +21,7 @@ class Named:
 
 
 def named(expr: str) -> Named:
-    """What a query names."""
+    """Return the names in a query."""
     metrics: dict[str, frozenset[str]] = {}
     for name, matchers in _METRIC.findall(expr):
         metrics[name] = metrics.get(name, frozenset()) | {label for label, _ in _MATCHER.findall(matchers)}

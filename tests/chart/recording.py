@@ -1,4 +1,4 @@
-"""Scrapes of real daemons on simulated nodes, and a real Prometheus that has them for the last half hour."""
+"""Scrapes of real daemons on simulated nodes, and a real Prometheus with these scrapes over the last half hour."""
 
 import json
 import random
@@ -129,7 +129,7 @@ async def _scraped(port: int, *texts: str) -> str:
             text = await anyio.to_thread.run_sync(_get, port)
             if all(each in text for each in texts):
                 return text
-            await anyio.sleep(0.1)  # nothing tells when a scrape would be another one
+            await anyio.sleep(0.1)  # there is no event for a changed scrape
     raise AssertionError(f"/metrics never had all of {texts}; missing: {[each for each in texts if each not in text]}")
 
 
@@ -152,14 +152,14 @@ def names_and_labels(scrapes: Scrapes) -> dict[str, set[str]]:
 
 
 class Recorded:
-    """A Prometheus that has the scrapes of some time, to its end."""
+    """A running Prometheus with scrapes of the last minutes."""
 
     def __init__(self, port: int, now: int) -> None:
         self.now = now
         self._port = port
 
     def ask(self, expr: str, *, instant: bool) -> list[Mapping[str, Any]]:
-        """The series that a query gives, now or over the time. Raises AssertionError with what Prometheus has against it."""
+        """The series that a query gives, now or over the time. Raises AssertionError with the reason of Prometheus."""
         times: Mapping[str, int] = (
             {"time": self.now} if instant else {"start": self.now - MINUTES * 60, "end": self.now, "step": STEP}
         )
@@ -175,7 +175,7 @@ class Recorded:
 
 @contextmanager
 def replayed(programs: Prometheus, scrapes: Scrapes) -> Iterator[Recorded]:
-    """A Prometheus of its own that has these scrapes, with the labels that the chart's PodMonitor gives."""
+    """Run a Prometheus with these scrapes, which have the labels of the chart's PodMonitor."""
     now = int(time.time()) // STEP * STEP
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -220,7 +220,7 @@ def _samples(scrapes: Scrapes, now: int) -> Iterator[str]:
             for line in ("up 1", *(line for line in text.splitlines() if not line.startswith("#"))):
                 name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
                 own = f"{labels}," if labels else ""
-                # Under honorLabels: what the plugin says of a pod stays.
+                # honorLabels keeps the pod label of the plugin.
                 scraped = "" if ",pod=" in f",{own}" else f',pod="gpu-plugin-{pod}"'
                 for at in range(first, last + 1, STEP):
                     yield f"{name}{{{own}{target}{scraped}}} {value} {at}\n"

@@ -1,4 +1,4 @@
-"""What is rendered, over all values of the matrix: what each version of Kubernetes says of it, and which rights it asks for."""
+"""The rendered objects, for all values of the matrix: each version of Kubernetes accepts them, and their rights are minimal."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def _host_paths(pod: Mapping[str, Any]) -> set[str]:
 
 @pytest.fixture(scope="session")
 def rendered(helm: Helm) -> list[tuple[Mapping[str, Any], list[Object]]]:
-    """Every values of the matrix, and what they give."""
+    """All values of the matrix, and the objects of each."""
     return [(values, helm.objects(values)) for values in MATRIX]
 
 
@@ -164,6 +164,7 @@ def test_other_containers_have_no_right_that_they_were_not_given(
                 assert all(container["securityContext"]["runAsNonRoot"] for container in _containers(pod))
                 assert not _host_paths(pod)
             assert not pod.get("shareProcessNamespace")
+            assert pod["enableServiceLinks"] is False
             assert component == "mps-control-daemon" or not pod.get("hostPID")
 
 
@@ -244,11 +245,6 @@ def test_only_directories_of_the_plugins_own_are_made_on_the_node(helm: Helm) ->
     }
 
 
-def test_no_pod_is_told_of_the_services_of_its_namespace(helm: Helm) -> None:
-    for pod in pods(helm.objects(MPS)).values():
-        assert pod["enableServiceLinks"] is False
-
-
 def test_a_slow_driver_has_ten_minutes_before_the_container_is_restarted(helm: Helm) -> None:
     (container,) = _containers(pods(helm.objects({}))["device-plugin"])
     probe = container["startupProbe"]
@@ -289,7 +285,7 @@ def test_every_volume_is_mounted_and_every_mount_has_its_volume(
 
 
 def _told(objects: list[Object]) -> list[Settings]:
-    """What the daemon takes its environment for, with each config that the node's label may name."""
+    """Return the daemon's settings for each config that the node's label may name."""
     (container,) = _containers(pods(objects)["device-plugin"])
     values = {each["name"]: each.get("value", "10.0.0.1") for each in container["env"]}
     environment = {name: value.replace("$(POD_IP)", "10.0.0.1") for name, value in values.items()}
@@ -339,7 +335,7 @@ def test_there_are_rights_in_the_cluster_only_where_the_daemon_uses_them(
                 names = {pod["metadata"]["name"] for pod in objects if pod["kind"] == "DaemonSet"}
                 for rule in each["rules"]:
                     assert (rule["apiGroups"], rule["resources"]) == (["apps"], ["daemonsets"])
-                    # What is created has no name yet that a rule could ask for.
+                    # A rule cannot name an object that does not exist yet.
                     assert rule["verbs"] == ["create"] or names <= set(rule["resourceNames"])
         if "device-plugin" not in pods(objects):
             configured = any(each["metadata"]["name"].endswith("-configs") for each in objects)

@@ -26,19 +26,19 @@ RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text())["gr
 SHOWN = [(row, show, legend, query) for row in ROWS for show in row.panels for legend, query in show.queries.items()]
 
 OF_TARGETS = {"cluster", "node", "instance", "job"}
-"""Labels that the scrape gives: by the PodMonitor, or by whoever collects several clusters."""
+"""Labels that the scrape adds: those of the PodMonitor, and `cluster` for several clusters."""
 
 KUBE_STATE_METRICS = {
     f"kube_daemonset_status_{name}": {"namespace", "daemonset"}
     for name in ("number_unavailable", "updated_number_scheduled")
 }
-"""github.com/kubernetes/kube-state-metrics, docs/metrics/workload/daemonset-metrics.md: what is asked of it."""
+"""github.com/kubernetes/kube-state-metrics, docs/metrics/workload/daemonset-metrics.md: the metrics that queries use."""
 
 TEMPLATED = re.compile(r'printf "(.*?)" (?:\$labels\.\w+ )+\| query')
 
 
 def _queries() -> Iterator[tuple[str, str]]:
-    """Where a query stands, and the query."""
+    """Yield the place of each query, and the query."""
     for row, show, _, query in SHOWN:
         yield f"{row.title}: {show.title}", query
     for name, asked in VARIABLES.items():
@@ -78,7 +78,7 @@ def scrapes() -> recording.Scrapes:
 
 @pytest.fixture(scope="session")
 def prometheus(programs: Prometheus, scrapes: recording.Scrapes) -> Iterator[recording.Recorded]:
-    """A Prometheus that has them."""
+    """A Prometheus with these scrapes."""
     with recording.replayed(programs, scrapes) as running:
         yield running
 
@@ -144,9 +144,8 @@ def test_what_the_panels_say_of_these_nodes_is_so(prometheus: recording.Recorded
         "Devices held": 7,
         "Nodes without driver": 0,
     }
-    assert (
-        5 <= value("Unhealthy") <= 7
-    )  # four with an Xid, one cordoned; one that fails and one that hangs get there in time
+    # Four GPUs have an Xid and another is cordoned. The failing GPU and the hanging GPU follow within some time.
+    assert 5 <= value("Unhealthy") <= 7
     (held_back,) = (query for _, show, _, query in SHOWN if show.title == "GPUs held back by operators")
     told = [series["metric"] for series in prometheus.ask(_asked(held_back), instant=True)]
     assert [(each["node"], each["index"], each["by"]) for each in told] == [
@@ -159,7 +158,7 @@ def test_what_the_panels_say_of_these_nodes_is_so(prometheus: recording.Recorded
 
 
 def test_no_query_minds_that_a_plugin_was_restarted(prometheus: recording.Recorded) -> None:
-    # In the middle of the time each node has two targets, and Prometheus refuses a join that is not one to one.
+    # In the middle of the time each node has two targets, and a join must be one to one.
     for where, expr in QUERIES:
         if not where.startswith("variable"):
             assert isinstance(prometheus.ask(_asked(expr), instant=False), list), where
@@ -178,7 +177,7 @@ def test_a_pod_is_the_one_that_holds_the_gpu(helm: Helm, prometheus: recording.R
 def test_alerts_fire_for_these_nodes_in_prometheus(prometheus: recording.Recorded) -> None:
     found = {
         name: prometheus.ask(rule["expr"], instant=True) for name, rule in RULES.items()
-    }  # and none of them is refused
+    }  # Prometheus accepts each query
     assert {series["metric"]["node"] for series in found["GpuUnhealthy"]} == {"node-1"}
     assert {series["metric"]["node"] for series in found["GpuTemperatureNearThreshold"]} == {"node-2"}
     assert found["GpuPluginMetricsMissing"] == found["GpuPluginDown"] == found["GpuDriverTrouble"] == []

@@ -1,4 +1,4 @@
-"""Every option of `gpu-plugin run` can be set: by a value, by what the chart sets itself, or by extraArgs and extraEnv."""
+"""Every option of `gpu-plugin run` can be set: by a value, by the chart itself, or by extraArgs and extraEnv."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from tests.chart.value_table import CONTAINER, MPS, TABLE
 ITSELF = "set by the chart itself"
 EXTRA = "extraArgs or extraEnv"
 
-# By option: the path of its value, or one of the two above. One that is not here has no value: EXTRA.
+# By option: the path of its value, ITSELF or EXTRA. An option that is missing here is EXTRA.
 WAYS: Mapping[str, str] = {
     "mig_strategy": "migStrategy",
     "fail_on_init_error": "failOnInitError",
@@ -86,7 +86,7 @@ def environment(helm: Helm, values: Mapping[str, object]) -> dict[str, str]:
 
 
 def settings(helm: Helm, values: Mapping[str, object]) -> Settings:
-    """What the daemon takes its environment for. Raises ConfigError."""
+    """Return the settings that the daemon reads from its environment. Raises ConfigError."""
     return resolve({}, environment(helm, values))
 
 

@@ -1,5 +1,5 @@
-"""Each line of each template matters: without it, some values give something else. So does each condition: always met or never
-met, too. Lines that begin or end a block are left alone, since no template is whole without them.
+"""Each line of each template has an effect: some values render differently without it. The same holds for each condition, if it
+is always or never met. Lines that begin or end a block stay, because a template is invalid without them.
 
 Many copies of the chart, each with one line changed and with values of its own, are rendered by one helm program, as charts
 within a chart.
@@ -38,9 +38,9 @@ VALUES = json.dumps(overlaid(*(yaml.safe_load(path.read_text()) for path in (CHA
 WHOLE = {str(path.relative_to(TEMPLATES)): path.read_text() for path in sorted(TEMPLATES.rglob("*.*"))}
 FILES = {
     "alerts/gpu-plugin.yaml": (CHART / "alerts" / "gpu-plugin.yaml").read_text(),
-    "dashboards/gpu-plugin.json": "{}",  # the real one is long, and no line looks into it
+    "dashboards/gpu-plugin.json": "{}",  # the real file is long, and no template reads its content
 }
-"""What templates read."""
+"""Files that templates read."""
 CASES: tuple[Values, ...] = (RICH, *MATRIX, *(values for values, _ in REFUSED), *(values for values, _ in NOTES))
 AT_ONCE = 25
 """Copies for one helm program."""
@@ -48,7 +48,7 @@ AT_ONCE = 25
 
 @dataclass(frozen=True)
 class Change:
-    """A line of a template, its number from 0, and what comes in its place; the whole template where the file is empty."""
+    """A line of a template (number from 0) and its replacement. Without a file nothing is changed."""
 
     file: str = ""
     at: int = 0
@@ -72,7 +72,7 @@ def _changes(file: str, text: str) -> Iterator[Change]:
     for at, line in enumerate(text.splitlines()):
         stripped = line.strip()
         comment = comment or stripped.startswith("{{- /*")
-        # What a manifest's own comment says matters to its readers alone.
+        # Comments of a manifest have no effect.
         if stripped and not comment and not (stripped.startswith("# ") and file.endswith(".yaml")):
             if condition := CONDITION.match(line):
                 yield from (Change(file, at, f"{condition[1]}{met}{condition[3]}\n") for met in ("true", "false"))
@@ -82,7 +82,7 @@ def _changes(file: str, text: str) -> Iterator[Change]:
 
 
 def _template(name: str, change: Change) -> str:
-    """All templates in one, whose definitions have names of their own, and which say what they refuse instead of failing."""
+    """Return all templates in one file, with names of their own, and with a printed reason in place of each failure."""
     definitions, manifests = [], []
     for file, text in change.templates().items():
         own = text.replace('"gpu-plugin.', f'"{name}.')
@@ -92,13 +92,13 @@ def _template(name: str, change: Change) -> str:
             definitions.append(f'{{{{ define "{name}.notes" }}}}{own}{{{{ end }}}}')
         else:
             own = FAIL.sub(r'{{ printf "\\n---\\nkind: Refused\\nwhy: %s\\n" (\1 | quote) }}', own)
-            manifests.append(f"{{{{ if true }}}}\n{own}\n{{{{ end }}}}")  # variables are those of a file
+            manifests.append(f"{{{{ if true }}}}\n{own}\n{{{{ end }}}}")  # a variable is local to its file
     manifests.append(f'kind: Notes\nsaid: {{{{ include "{name}.notes" . | quote }}}}\n')
     return "\n".join(definitions) + "\n---\n".join(manifests)
 
 
 def _said(helm: Helm, asked: Sequence[tuple[Change, Values]]) -> list[str]:
-    """What each change gives for its values; empty where that cannot be rendered."""
+    """Return the text that each change renders for its values; empty if helm cannot render it."""
     copies = {f"copy-{number:05}": each for number, each in enumerate(asked)}
     with tempfile.TemporaryDirectory() as place:
         chart = Path(place)
@@ -133,7 +133,7 @@ def _said(helm: Helm, asked: Sequence[tuple[Change, Values]]) -> list[str]:
 
 
 def _rendered(helm: Helm, chart: Path, values: Mapping[str, Values]) -> tuple[str, str]:
-    """What is rendered, and what kept it from being rendered, which is empty where nothing did."""
+    """Return the rendered text, and the error, which is empty if helm rendered all copies."""
     how = ["--kube-version", KUBERNETES_VERSIONS[0], "--debug", "--values", "-"]
     command = [str(helm.program), "template", "try", str(chart), *how]
     done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
@@ -157,7 +157,7 @@ def test_no_line_is_idle(helm: Helm) -> None:
     whole = _all_said(helm, [(Change(), values) for values in CASES])
     changes = [change for file, text in WHOLE.items() for change in _changes(file, text)]
     assert len(changes) > 300
-    assert whole.count("") == 1  # a config that is no YAML
+    assert whole.count("") == 1  # the case with an invalid config
     assert len(set(whole)) > 150
     told = Counter[int]()
     asked: dict[Change, set[int]] = {change: set() for change in changes}
@@ -168,7 +168,7 @@ def test_no_line_is_idle(helm: Helm) -> None:
         for change, cases in asked.items():
             new = [each for each in dict.fromkeys([*often[: not cases], *_likely(change), *often]) if each not in cases]
             pairs += [(change, case) for case in new[:size]]
-        # At first many changes leave no whole template, for each of which the others beside it are rendered again.
+        # At first many changes break their template, and each broken copy has helm render the other copies again.
         said = _all_said(helm, [(change, CASES[case]) for change, case in pairs], 6 if size == 1 else AT_ONCE)
         for (change, case), text in zip(pairs, said, strict=True):
             if change in asked:

@@ -1,4 +1,4 @@
-"""Names and paths stay the texts that they are, whatever YAML would make of them."""
+"""Names and paths stay texts, even if YAML would read them as other types."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def _rendered(helm: Helm, release: str, values: dict[str, Any]) -> str:
 def _named(name: str) -> dict[str, Any]:
     return {
         **MPS,
-        "nameOverride": name,  # the release is called so: that is the whole name
+        "nameOverride": name,  # equal to the release, so it is the whole name
         "namespaceOverride": name,
         "priorityClassName": name,
         "runtimeClassName": name,
@@ -43,7 +43,7 @@ def _named(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def numbered(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of what names give that look like something else."""
+    """A folder of manifests whose names look like numbers, booleans or null."""
     folder = tmp_path_factory.mktemp("numbered")
     for name in NUMBERS:
         for number, config in enumerate(({}, {"name": name}, {"map": {name: "version: v1"}, "default": name})):
@@ -133,10 +133,3 @@ def test_gpus_may_be_numbers(helm: Helm, given: object) -> None:
     for path, variable in (("includeGPUs", "INCLUDE_GPUS"), ("excludeGPUs", "EXCLUDE_GPUS")):
         found = facts(helm.objects({path: given}))
         assert f"DaemonSet.spec.template.spec.containers.gpu-plugin.env.{variable}={words}" in found
-
-
-@pytest.mark.parametrize(("tag", "image"), [(2, "2"), (1.5, "1.5"), (20261122, "20261122"), ("2.10", "2.10")])
-def test_a_tag_may_be_a_number(helm: Helm, helm3: Helm, tag: object, image: str) -> None:
-    for each in (helm, helm3):
-        (container,) = pods(each.objects({"image": {"tag": tag}}))["device-plugin"]["containers"]
-        assert container["image"] == f"gpu-plugin:{image}"

@@ -1,4 +1,4 @@
-"""Every value of the chart does something, bad ones are refused in a line, and those of NVIDIA's chart carry over."""
+"""Every value of the chart has an effect, Helm refuses wrong values in one line, and accepts the values of NVIDIA's chart."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 NVIDIA = yaml.safe_load((Path(__file__).parent / "nvidia_values.yaml").read_text())
 
-# A value that is wrong, and what of it the refusal names.
+# A wrong value, and words of the refusal.
 WRONG = {
     "migStrategy": ("double", "'none', 'single', 'mixed'"),
     "failOnInitError": ("maybe", "true, false"),
@@ -93,7 +93,7 @@ PRIVILEGED = (
     "leave it out, or privileged, or compatWithCPUManager"
 )
 
-# Values that no schema can judge, and the whole refusal.
+# Values that only the templates can refuse, and the whole refusal.
 REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
     *(
         (
@@ -210,7 +210,7 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
 def _leaves(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
     for key, value in schema["properties"].items():
         at = f"{path}.{key}" if path else key
-        # A probe's fields are the kubelet's, one entry stands for all of them.
+        # The kubelet defines the fields of probes, so one entry is enough.
         yield from _leaves(value, at) if "properties" in value and path != "probes" else [at]
 
 
@@ -271,7 +271,7 @@ def test_a_wrong_value_is_refused_in_a_line_that_names_it(helm: Helm, helm3: Hel
         ({"probes": {"enabled": False}}, (0, 1), (0, 1)),
         ({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%"}}}, ("10%", 0), (0, "10%")),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 2}}}, (0, 2), (0, 2)),
-        # Kubernetes has maxUnavailable 1 where it is left out, and refuses that beside maxSurge.
+        # Without maxUnavailable Kubernetes uses 1, and refuses that together with maxSurge.
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": None}}}, (1, 0), (0, 1)),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 2, "maxSurge": None}}}, (0, 2), (0, 2)),
     ],
@@ -298,7 +298,7 @@ def test_values_that_contradict_each_other_are_refused(helm: Helm, values: Mappi
 
 
 def test_the_bounds_of_durations_are_the_options(helm: Helm) -> None:
-    # What is refused here the plugin refuses, and what it takes is taken.
+    # The chart and the plugin refuse the same durations.
     for values, why in REFUSED:
         if why.startswith("health."):
             ((name, given),) = values["health"].items()
@@ -431,12 +431,6 @@ def test_a_config_is_refused_whose_name_a_config_map_cannot_have(helm: Helm, nam
         helm.template({"config": {"map": {name: "version: v1"}}})
 
 
-def test_a_pod_that_is_not_to_be_root_takes_the_user_that_is_given(helm: Helm) -> None:
-    for values in ({"podSecurityContext": {"runAsNonRoot": True}}, {"securityContext": {"runAsNonRoot": True}}):
-        assert helm.objects(overlaid(values, {"securityContext": {"runAsUser": 7}}))
-    assert helm.objects({"podSecurityContext": {"runAsNonRoot": True}, "securityContext": {"runAsNonRoot": False}})
-
-
 DIGEST = f"sha256:{'0a' * 32}"
 
 
@@ -446,6 +440,8 @@ DIGEST = f"sha256:{'0a' * 32}"
         (f"0.1.0@{DIGEST}", f"gpu-plugin:0.1.0@{DIGEST}"),
         (f"@{DIGEST}", f"gpu-plugin@{DIGEST}"),
         (20261122, "gpu-plugin:20261122"),
+        (1.5, "gpu-plugin:1.5"),
+        ("2.10", "gpu-plugin:2.10"),
         ("", f"gpu-plugin:{__version__}"),
     ],
 )
@@ -482,21 +478,6 @@ def test_lint_finds_nothing(helm: Helm) -> None:
     said = helm.run("lint", str(CHART), "--strict")
     assert "0 chart(s) failed" in said
     assert "[WARNING]" not in said
-
-
-def test_both_fields_of_a_roll_out_take_percentages_and_not_both_may_be_zero(helm: Helm) -> None:
-    def strategy(fields: Mapping[str, int | str]) -> object:
-        given = {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": fields}}
-        [daemonset] = [each for each in helm.objects(given) if each["kind"] == "DaemonSet"]
-        return daemonset["spec"]["updateStrategy"]["rollingUpdate"]
-
-    for surge, away in (("10%", 0), (0, "10%")):
-        fields: Mapping[str, int | str] = {"maxUnavailable": away, "maxSurge": surge}
-        assert strategy(fields) == fields
-    with pytest.raises(RefusedError, match="no pod can be replaced"):
-        strategy({"maxUnavailable": "0%", "maxSurge": 0})
-    # Nothing is replaced by itself there
-    assert helm.objects({"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxSurge": 0}}})
 
 
 @pytest.mark.parametrize("name", [" ", "a b", "Registry/X", "a/", "/a", "a\n", "registry.example.com:/a", "a//b"])

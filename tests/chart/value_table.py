@@ -1,4 +1,4 @@
-"""For each value of the chart one that is not its default, and what of it must be seen in what is rendered."""
+"""For each value of the chart: a value other than its default, and the fact that Helm must render for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -202,7 +202,7 @@ TABLE: Mapping[str, Shown] = {
         "nvidia.com/mig-1g.10gb", "Pod.spec.containers.test.resources.limits.nvidia.com/mig-1g.10gb=1"
     ),
 }
-"""By path. A fact that is empty stands for a value that takes something away."""
+"""By path. The fact is empty if the value removes something; see `TAKEN_AWAY`."""
 
 TAKEN_AWAY = {
     "mps.enableHostPID": "DaemonSet.spec.template.spec.hostPID=true",
@@ -211,7 +211,7 @@ TAKEN_AWAY = {
     "devicePlugin.enabled": f"{CONTAINER}.name=gpu-plugin",
     "uninstall.cleanup": "Job.spec.backoffLimit=1",
 }
-"""What values take away that switch something off."""
+"""Facts that disappear, by path of a value that switches something off."""
 
 WITHOUT_EFFECT = {
     "global": "what Helm hands to charts within charts",
@@ -221,7 +221,7 @@ WITHOUT_EFFECT = {
     "enabled": "read by charts that depend on this one; false is refused",
     "legacyDaemonsetAPI": "of NVIDIA's chart 0.14; true is refused",
 }
-"""Values that show nowhere, and why."""
+"""Values without an effect on objects, with the reason."""
 
 COMBINATIONS: tuple[Mapping[str, Any], ...] = (
     {},
@@ -292,11 +292,11 @@ COMBINATIONS: tuple[Mapping[str, Any], ...] = (
     {"prometheusRule": {"enabled": True}, "devicePlugin": {"enabled": False}},
     {"imagePullSecrets": [], "tolerations": None, "priorityClassName": None, "runtimeClassName": ""},
 )
-"""Values that meet in one installation."""
+"""Values of several features in one installation."""
 
 
 def values_of(path: str) -> dict[str, Any]:
-    """An entry's value with what it needs."""
+    """Return the value of an entry together with the values that it needs."""
     shown = TABLE[path]
     return overlaid(shown.given, at_path(path, shown.value))
 
@@ -314,5 +314,9 @@ MATRIX: tuple[Mapping[str, Any], ...] = (
     {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}},  # likewise
     {"securityContext": {"privileged": False}, "privileged": True},
     {"image": {"tag": 20261122}},
+    {"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxSurge": 0}}},
+    {"podSecurityContext": {"runAsNonRoot": True}, "securityContext": {"runAsUser": 7}},
+    {"securityContext": {"runAsNonRoot": True, "runAsUser": 7}},
+    {"podSecurityContext": {"runAsNonRoot": True}, "securityContext": {"runAsNonRoot": False}},
 )
-"""All that is rendered where something must hold for everything that can be."""
+"""Values for tests of rules that every installation must follow."""

@@ -1,5 +1,7 @@
 """The daemon as a process."""
 
+import os
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -7,6 +9,7 @@ import pytest
 
 from tests.node import forked
 from tests.node.daemon import DaemonProcess
+from tests.node.mps_process import MpsProcess
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +24,16 @@ def daemon(directory) -> Iterator[DaemonProcess]:
     made = DaemonProcess(directory)
     yield made
     made.kill()
+
+
+@pytest.fixture
+def mps(directory) -> Iterator[MpsProcess]:
+    """A `gpu-plugin mps`, not started yet. Its MPS daemons are killed at the end."""
+    made = MpsProcess(directory)
+    yield made
+    made.kill()
+    for pid in made.children() if made.root.exists() else []:
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ GPU = "nvidia.com/gpu"
 
 
 class DaemonProcess:
-    """One `gpu-plugin run`. Ended by its process id, whatever the test does."""
+    """One `gpu-plugin run`. The fixture ends it by its process id."""
 
     def __init__(self, directory: Path, *, profile: str = "hgx-h100", state: str = "state") -> None:
         self.directory = directory
@@ -40,9 +40,9 @@ class DaemonProcess:
         cold: bool = False,
         verb: tuple[str, ...] = ("run",),
     ) -> None:
-        """Starts it with these flags, and with a hard limit of so many file descriptors if one is given.
+        """Start it with these flags. `descriptors` is a hard limit on its file descriptors.
 
-        One that starts cold is an interpreter of its own, as operators have it; others are forked, with their imports done.
+        A cold start is a new interpreter, as for operators. Other starts are forks that have done their imports.
         """
         arguments = list(verb)
         if in_directory:
@@ -72,7 +72,7 @@ class DaemonProcess:
         self.process.send_signal(number)
 
     async def exit(self, seconds: float = 5) -> int:
-        """The exit status, once it has ended by itself."""
+        """Wait for the exit and return the status."""
         assert self.process is not None
         return await anyio.to_thread.run_sync(lambda: self.process.wait(seconds))  # type: ignore[union-attr]
 
@@ -130,7 +130,7 @@ class DaemonProcess:
 
 
 def healthy(kubelet: StandInKubelet, count: int, resource: str = GPU):
-    """Whether the kubelet may hand out so many devices of a live plugin."""
+    """Return a condition: the plugin's stream is open, and `count` devices are allocatable."""
 
     def met() -> bool:
         table = kubelet.resources.get(resource)

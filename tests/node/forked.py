@@ -1,8 +1,8 @@
-"""`gpu-plugin` as processes of its own that need not import it anew.
+"""Run `gpu-plugin` in forked processes, without the cost of its imports.
 
-Most of what a short process costs is its imports. One process for each worker of pytest has them done, and forks one for each
-that is asked for. It is the command all the same: arguments, environment, standard streams, signals and exit status are its own.
-What a process imports, and what happens to it before its imports are done, only one that was started cold can show.
+Each pytest worker has one server process that has imported everything and forks for each request. A forked process has its own
+arguments, environment, standard streams, signals and exit status. Tests of imports, and of signals during imports, need a process
+that starts cold.
 """
 
 import importlib
@@ -29,7 +29,7 @@ LARGEST_REQUEST = 1 << 20
 
 
 class Forked:
-    """A running `gpu-plugin`, with what is used of `subprocess.Popen`."""
+    """A running `gpu-plugin`, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, told: IO[str]) -> None:
         self._told, self._lock = told, threading.Lock()
@@ -41,7 +41,7 @@ class Forked:
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Exit status, once it has one. Raises `subprocess.TimeoutExpired` after so many seconds."""
+        """Exit status, once it has one. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
         status = self._ended(timeout)
         if status is None:
             raise subprocess.TimeoutExpired("gpu-plugin", timeout or 0.0)
@@ -63,7 +63,7 @@ class Forked:
 
 
 class ForkServer:
-    """The process that has imported all, from the side of who asks it for others."""
+    """The client of a process that has imported everything and forks on request."""
 
     def __init__(self) -> None:
         self._asked, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -87,7 +87,7 @@ class ForkServer:
         return Forked(os.fdopen(reading, buffering=1))
 
     def close(self) -> None:
-        """Ends it. What it has forked lives on."""
+        """End the server. Its forked processes go on."""
         self._asked.close()
         self._process.wait()
 
@@ -97,7 +97,7 @@ _first = threading.Lock()
 
 
 def fork(arguments: list[str], environ: Mapping[str, str], out: IO[bytes], errors: IO[bytes]) -> Forked:
-    """A process of the worker's one server."""
+    """Fork a process by the worker's server."""
     with _first:
         if not _servers:
             _servers.append(ForkServer())
@@ -127,12 +127,12 @@ def run(
 
 
 async def ran(*arguments: object, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`run`, which the event loop does not wait for."""
+    """`run` on a thread."""
     return await anyio.to_thread.run_sync(partial(run, *arguments, environ=environ))
 
 
 def _import_all() -> None:
-    """Has in memory what any verb imports."""
+    """Import all modules that any verb needs."""
     import gpu_plugin  # noqa: PLC0415 - only the server needs all of it
 
     for module in pkgutil.walk_packages(gpu_plugin.__path__, "gpu_plugin."):
@@ -142,7 +142,7 @@ def _import_all() -> None:
 
 
 def _serve(requests: socket.socket) -> bool:
-    """Forks for each request until nobody can ask any more. Returns True in what it has forked, which is then set up."""
+    """Fork for each request until the socket closes. Return True in a forked process, which is then set up."""
     running: dict[int, tuple[int, int]] = {}
     poll = select.poll()
     poll.register(requests, select.POLLIN)
@@ -173,7 +173,7 @@ def _serve(requests: socket.socket) -> bool:
 
 
 def _become(request: Mapping[str, Any], out: int, errors: int) -> None:
-    """Makes this process what was asked for: its streams, environment, directory and arguments, and no other descriptor."""
+    """Give this process the requested streams, environment, directory and arguments. Close all other descriptors."""
     os.dup2(out, 1)
     os.dup2(errors, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
 import signal
 import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,7 +30,7 @@ def spec(daemon):
 
 
 def named(daemon):
-    """What runtimes know, by name: the device nodes of each."""
+    """The device nodes in the specification, by device name."""
     return {d["name"]: {n["path"] for n in d["containerEdits"]["deviceNodes"]} for d in spec(daemon)["devices"]}
 
 
@@ -101,71 +99,10 @@ async def test_a_directory_that_cannot_be_is_a_reason_and_heals(kubelet, daemon)
     assert await given(kubelet, "pod") <= named(daemon).keys()
 
 
-def mount(*arguments):
-    Path(arguments[-1]).mkdir(exist_ok=True)
-    return not subprocess.run(["mount", *arguments], check=False, capture_output=True).returncode
-
-
-def unmount(directory):
-    subprocess.run(["umount", str(directory)], check=True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-async def test_a_full_disk_keeps_devices_back_until_there_is_room(kubelet, daemon):
-    if not mount("-t", "tmpfs", "-o", "size=8k", "none", str(daemon.specs)):
-        pytest.skip("nothing can be mounted here")
-    try:
-        filler = daemon.specs / "filler"
-        filler.write_bytes(b"x" * 8192)
-        daemon.start(*BY_CDI)
-        await daemon.said("No space left on device")
-        await kubelet.wait_for(healthy(kubelet, 0))
-        assert written(daemon) == ["filler"]
-        filler.unlink()
-        assert mount("-o", "remount,size=1m", str(daemon.specs))
-        await kubelet.wait_for(healthy(kubelet, 8), timeout=20)
-    finally:
-        daemon.kill()
-        unmount(daemon.specs)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-async def test_what_a_user_puts_into_tmp_is_in_no_container_and_takes_no_device_away(kubelet, daemon, directory):
-    """The driver root is the node's root; an ordinary user makes a link there, and root makes the directory later."""
-    root = driver_files.make(directory.parent / "root", load(daemon.profile).driver_version)
-    for name in ("etc", "tmp"):
-        (root / name).mkdir()
-    (root / "tmp").chmod(0o1777)
-    pipe = root / "tmp/nvidia-mps"
-    daemon.start(*BY_CDI, "--nvidia-driver-root", str(root))
-    await kubelet.wait_for(healthy(kubelet, 8))
-    before = spec(daemon)
-
-    pipe.symlink_to("/etc")
-    os.lchown(pipe, 1000, 1000)
-    await daemon.said("/tmp/nvidia-mps in the driver root")
-    (told,) = control.request(daemon.state, "status")["cdi"]["complaints"]
-    assert told.startswith("/tmp/nvidia-mps in the driver root")
-    assert spec(daemon) == before
-    await kubelet.wait_for(healthy(kubelet, 8))
-    assert await given(kubelet, "pod") <= named(daemon).keys()
-
-    pipe.unlink()
-    pipe.mkdir()
-    with anyio.fail_after(20):
-        while spec(daemon) == before:
-            await anyio.sleep(0.05)
-    (mount,) = [each for each in spec(daemon)["containerEdits"]["mounts"] if "mps" in each["hostPath"]]
-    assert (mount["hostPath"], mount["containerPath"]) == (str(pipe), "/tmp/nvidia-mps")
-    assert "ro" in mount["options"]
-    log = daemon.log.read_text()
-    assert log.count("/tmp/nvidia-mps in the driver root") == 1
-
-
 async def test_an_invalid_specification_keeps_the_old_file_and_takes_all_devices_away(
     kubelet, daemon, directory, capsys
 ):
-    """A driver root with `..` makes one: its host paths go over whatever a link on the way leads to."""
+    """A driver root with `..` makes the specification invalid, because a link on the path could lead elsewhere."""
     root = driver_files.make(directory.parent / "root", load(daemon.profile).driver_version)
     daemon.start(*BY_CDI, "--nvidia-driver-root", str(root), "--include-gpus", "0,1,2")
     await kubelet.wait_for(healthy(kubelet, 3))
@@ -219,7 +156,7 @@ async def test_the_strategy_changes_live_to_cdi_and_back_and_to_cdi(kubelet, dae
         with anyio.fail_after(10):
             while daemon.log.read_text().count("configuration: applied") < times:
                 await anyio.sleep(0.02)
-            # No pod is refused meanwhile: the strategy of before holds until the specification is written.
+            # No pod is refused: the former strategy stays in force until the specification is written.
             for attempt in itertools.count():
                 pod = f"pod{times}-{attempt}"
                 given = (await kubelet.admit(pod, {GPU: 1})).allocations[0].response
@@ -240,50 +177,6 @@ async def test_the_strategy_changes_live_to_cdi_and_back_and_to_cdi(kubelet, dae
     assert (await asked("cdi-annotations", 3)).annotations
     assert GPU_FILE in written(daemon)
     assert kubelet.registrations[GPU].total == 1
-
-
-async def test_replicas_go_by_the_name_of_their_gpu(kubelet, daemon, directory):
-    file = directory / "config.yaml"
-    file.write_text("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
-    daemon.profile = "t4-4"
-    daemon.start("--config-file", str(file), *BY_CDI)
-    await kubelet.wait_for(healthy(kubelet, 8))
-    assert await given(kubelet, "pod", count=8) <= named(daemon).keys()
-
-
-def test_under_envvar_nothing_of_cdi_is_imported_looked_at_or_written(directory):
-    """A subprocess that runs the daemon's loop for as long as it takes to be told to stop by its own first list."""
-    program = """
-import os, signal, sys, threading, time
-from gpu_plugin.daemon import offering
-def told(self, before, real=offering.Offering._log_resources):
-    real(self, before)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-offering.Offering._log_resources = told
-opened = []
-sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event in ("open", "os.scandir", "os.mkdir") else None)
-from gpu_plugin.cli import main
-status = main(sys.argv[1:])
-needless = ("elftools", "gpu_plugin.containers.cdi.", "gpu_plugin.containers.cdi_files", "gpu_plugin.containers.driver_root")
-cdi = [name for name in sys.modules if name.startswith(needless)]
-print(status, sorted(cdi), [path for path in opened if str(path).startswith(os.environ["SPECS"])])
-"""
-    specs = directory / "cdi"
-    command = [
-        sys.executable, "-c", program, "run", "--simulate", "t4-4", "--device-plugin-dir", str(directory), "--cdi-dir",
-        str(specs), "--state-dir", str(directory / "state"), "--cdi-remove-on-exit",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-        env={**os.environ, "SPECS": str(specs)},
-        cwd=Path.cwd(),
-    )
-    assert done.stdout.strip() == "0 ['gpu_plugin.containers.cdi_files', 'gpu_plugin.containers.cdi_files.watch'] []"
-    assert not specs.exists()
 
 
 async def test_a_disk_that_hangs_holds_neither_the_start_nor_the_loop_nor_the_end(kubelet, directory):

@@ -1,4 +1,4 @@
-"""What a real daemon leaves on a node, and that `gpu-plugin cleanup` takes all of it away."""
+"""`gpu-plugin cleanup` removes all files that a real daemon leaves on a node."""
 
 import anyio
 import anyio.to_thread

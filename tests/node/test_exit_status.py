@@ -18,7 +18,7 @@ ASKS_FOR_A_GPU = {
     "fault": ("--heal", "--gpu"),
     "simulate-allocation": ("--size", "1", "--must"),
 }
-"""Every verb that takes a GPU, with what goes before its name."""
+"""Every verb that takes a GPU, with the arguments before the GPU's name."""
 
 HOME = load("t4-4").gpus[1]
 NAMES = ("1", HOME.uuid, HOME.uuid[:12], HOME.uuid[4:12].upper(), HOME.pci_bus_id, "0000:5e:00.0", "5e:00.0")
@@ -76,19 +76,6 @@ async def test_a_configuration_that_cannot_be_or_that_the_node_cannot_do_is_bad_
     daemon.start("--config-file", str(file))
     assert await daemon.exit() == USAGE
     assert says in daemon.log.read_text()
-
-
-async def test_a_simulated_node_that_is_none_is_bad_usage(daemon):
-    daemon.profile = "nowhere"
-    daemon.start()
-    assert await daemon.exit() == USAGE
-    assert "no simulated node is called 'nowhere'" in daemon.log.read_text()
-
-
-async def test_a_node_without_a_driver_is_no_bad_usage(daemon):
-    daemon.profile = ""
-    daemon.start("--driver-root", "/nonexistent", "--driver-root-ctr-path", "/nonexistent")
-    assert await daemon.exit() == PROBLEM_FOUND
 
 
 @pytest.mark.parametrize("below", ["", "further/down"])

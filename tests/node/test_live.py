@@ -1,4 +1,4 @@
-"""What changes while the daemon runs: its configuration, and how its GPUs are cut."""
+"""Changes while the daemon runs: the configuration, and the MIG partitions of its GPUs."""
 
 import shutil
 import time
@@ -8,8 +8,7 @@ import pytest
 
 from demo.stand_in_kubelet import Container
 from gpu_plugin.cli import main
-from gpu_plugin.state.log import DEVICES
-from tests.node.daemon import GPU, healthy, ids
+from tests.node.daemon import GPU, healthy
 
 SMALL, HALF = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 
@@ -26,7 +25,7 @@ def served(kubelet, **counts):
 
 @pytest.fixture
 def config(directory):
-    """A config file as a ConfigMap is mounted: a link to a link that is swapped."""
+    """A config file in a mounted ConfigMap: a link to a link that is replaced on each change."""
     volume = directory / "config"
     (volume / "..1").mkdir(parents=True)
     (volume / "..1" / "config.yaml").write_text("version: v1\n")
@@ -76,54 +75,6 @@ async def test_a_bad_configuration_keeps_the_last_good_one_and_says_so(kubelet, 
     assert main(["status", "--state-dir", str(daemon.state)]) == 0
 
 
-async def test_a_change_of_one_resource_sends_nothing_on_the_others(kubelet, directory, daemon):
-    file = directory / "config.yaml"
-
-    def entry(replicas):
-        return (
-            "version: v1\nsharing: {timeSlicing: {resources: "
-            f"[{{name: nvidia.com/gpu, rename: nvidia.com/gpu.shared, devices: [0], replicas: {replicas}}}]}}}}\n"
-        )
-
-    file.write_text(entry(2))
-    daemon.start("--config-file", str(file))
-    await kubelet.wait_for(healthy(kubelet, 7))
-    await kubelet.wait_for(healthy(kubelet, 2, "nvidia.com/gpu.shared"))
-    lists = kubelet.resources[GPU].lists
-    file.write_text(entry(5))
-    await kubelet.wait_for(healthy(kubelet, 5, "nvidia.com/gpu.shared"))
-    assert kubelet.resources[GPU].lists == lists
-    assert kubelet.registrations[GPU].total == 1
-
-
-async def test_a_storm_of_changes_settles_on_the_last(kubelet, directory, daemon):
-    file = directory / "config.yaml"
-    file.write_text(sharing(2))
-    daemon.profile = "t4-4"
-    daemon.start("--config-file", str(file))
-    await kubelet.wait_for(healthy(kubelet, 8))
-    for write in range(1000):  # 100 a second for ten seconds
-        file.write_text(sharing(2 + write % 5))
-        await anyio.sleep(0.01)
-    file.write_text(sharing(7))
-    await kubelet.wait_for(healthy(kubelet, 28))
-    await kubelet.admit("pod", {GPU: 1})
-
-
-async def test_a_renamed_resource_takes_the_place_of_the_old_one(kubelet, directory, daemon):
-    file = directory / "config.yaml"
-    file.write_text("version: v1\n")
-    daemon.start("--config-file", str(file))
-    await kubelet.wait_for(healthy(kubelet, 8))
-    await kubelet.admit("old", {GPU: 2})
-    file.write_text("version: v1\nresources: {gpus: [{pattern: '*', name: example.com/h100}]}\n")
-    await kubelet.wait_for(healthy(kubelet, 6, "example.com/h100"))  # two are still another pod's
-    assert kubelet.resources[GPU].allocatable == 0
-    kubelet.release("old")
-    await kubelet.wait_for(healthy(kubelet, 8, "example.com/h100"), timeout=20)
-    await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 0, timeout=20)
-
-
 async def test_hardware_that_a_pod_holds_is_not_given_away_without_pod_resources_and_without_memory(
     kubelet, directory, daemon
 ):
@@ -142,7 +93,7 @@ async def test_hardware_that_a_pod_holds_is_not_given_away_without_pod_resources
     await kubelet.wait_for(healthy(kubelet, 6, "example.com/h100"))
     assert kubelet.registrations[GPU].accepted == 1, "it may be another plugin's name by now"
     kubelet.release("old")
-    await kubelet.admit("new", {"example.com/h100": 1})  # it forgets those that have ended, and writes that down
+    await kubelet.admit("new", {"example.com/h100": 1})  # the kubelet drops ended pods and writes its checkpoint
     await kubelet.wait_for(healthy(kubelet, 8, "example.com/h100"))
 
 
@@ -159,53 +110,6 @@ async def test_what_is_gone_is_unhealthy_even_if_the_new_partition_cannot_be_ser
 
 
 # MIG
-
-
-async def test_a_gpu_is_cut_anew_while_a_pod_holds_a_slice_of_it(kubelet, daemon):
-    daemon.profile = "h100-mig-single"
-    daemon.start("--mig-strategy", "mixed")
-    await kubelet.wait_for(healthy(kubelet, 56, SMALL))
-    pod = await kubelet.admit("pod", {SMALL: 1})
-    held = pod.allocations[0].ids[0]
-    for gpu in range(8):
-        daemon.fault(gpu, mig="3g.40gb,3g.40gb")
-    await kubelet.wait_for(healthy(kubelet, 16, HALF))
-    await kubelet.wait_for(lambda: kubelet.resources[SMALL].allocatable == 0)
-    assert held in ids(kubelet, SMALL)
-    await kubelet.wait_for(lambda: ids(kubelet, SMALL) == [held], timeout=20)
-    kubelet.release("pod")
-    await kubelet.wait_for(lambda: kubelet.resources[SMALL].streams == 0, timeout=20)
-    assert kubelet.registrations[HALF].total == 1
-
-
-async def test_what_a_pod_holds_stays_listed_over_a_restart(kubelet, daemon):
-    daemon.profile = "h100-mig-single"
-    daemon.start("--mig-strategy", "mixed")
-    await kubelet.wait_for(healthy(kubelet, 56, SMALL))
-    pod = await kubelet.admit("pod", {SMALL: 1})
-    held = pod.allocations[0].ids[0]
-    await daemon.stored(DEVICES, held)
-    for gpu in range(8):
-        daemon.fault(gpu, mig="none")
-    await kubelet.wait_for(healthy(kubelet, 7))  # the GPU that the slice was cut from is not given away as a whole
-    await daemon.stored(DEVICES, GPU)
-    daemon.kill()
-    await kubelet.wait_for(lambda: not any(table.streams for table in kubelet.resources.values()))
-    daemon.start("--mig-strategy", "mixed")
-    await kubelet.wait_for(lambda: kubelet.resources[SMALL].streams == 1 and held in ids(kubelet, SMALL))
-    await kubelet.wait_for(healthy(kubelet, 7))
-    kubelet.release("pod")
-    await kubelet.wait_for(healthy(kubelet, 8), timeout=20)
-
-
-async def test_a_sick_gpu_takes_its_slices_with_it_and_no_others(kubelet, daemon):
-    daemon.profile = "h100-mig-single"
-    daemon.start("--mig-strategy", "single")
-    await kubelet.wait_for(healthy(kubelet, 56))
-    daemon.fault(3, lost=True)
-    await kubelet.wait_for(healthy(kubelet, 49))
-    daemon.fault(3, heal=True)
-    await kubelet.wait_for(healthy(kubelet, 56))
 
 
 async def test_a_gpu_in_mig_mode_is_withheld_without_a_mig_strategy_until_the_mode_is_off_or_the_strategy_fits(

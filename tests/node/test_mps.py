@@ -10,18 +10,9 @@ import pytest
 from gpu_plugin.cli import main
 from gpu_plugin.simulation import mps_control
 from tests.node.daemon import GPU, healthy
-from tests.node.mps_process import PATIENCE, SHARED, MpsProcess
+from tests.node.mps_process import PATIENCE, SHARED
 
 ALONE = "version: v1\n"
-
-
-@pytest.fixture
-def mps(directory):
-    made = MpsProcess(directory)
-    yield made
-    made.kill()
-    for pid in made.children() if made.root.exists() else []:
-        os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_shared_resource_has_a_daemon_until_sigterm_which_leaves_nothing(mps):
@@ -118,15 +109,6 @@ async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_b
     assert status == 0
 
 
-async def test_without_a_shared_resource_it_idles_until_there_is_one(mps):
-    mps.config.write_text(ALONE)
-    mps.run()
-    await mps.said("no resource of this node is shared by MPS")
-    mps.config.write_text(SHARED % 2)
-    mps.signal(signal.SIGHUP)
-    await mps.until(lambda: not mps.why(replicas=2))
-
-
 async def test_a_control_program_of_the_operators_is_run(mps, directory):
     program = directory / "nvidia-cuda-mps-control"
     mps.run(environ={"MPS_CONTROL_BINARY": str(program)})
@@ -134,30 +116,6 @@ async def test_a_control_program_of_the_operators_is_run(mps, directory):
     program.write_text(f'#!/bin/sh\nexec {" ".join(mps_control.COMMAND)} "$@"\n')
     program.chmod(0o755)
     await mps.until(lambda: not mps.why())
-
-
-async def test_more_replicas_than_an_older_gpu_takes_are_told_and_cost_no_exit(mps, directory):
-    pascal = directory / "pascal.yaml"
-    pascal.write_text("count: 4\ngpu: {name: Tesla P4, architecture: 4, memory_bytes: 8589934592}\n")
-    mps.profile = str(pascal)
-    mps.config.write_text(SHARED % 17)
-    mps.run()
-    await mps.until(lambda: "17 replicas are more than the 16 MPS clients" in mps.why())
-    assert mps.children() == []
-    mps.config.write_text(SHARED % 16)
-    mps.signal(signal.SIGHUP)
-    await mps.until(lambda: not mps.why(replicas=16))
-
-
-async def test_a_v100_takes_48_clients(directory):
-    mps = MpsProcess(directory, profile="dgx1-v100")
-    try:
-        mps.config.write_text(SHARED % 48)
-        mps.run()
-        await mps.until(lambda: not mps.why(replicas=48))
-        await mps.stop()
-    finally:
-        mps.kill()
 
 
 async def test_without_a_driver_it_ends_at_once_or_waits_for_one(mps, directory):
@@ -170,12 +128,6 @@ async def test_without_a_driver_it_ends_at_once_or_waits_for_one(mps, directory)
     await mps.said("looking again in")
     status, seconds = await mps.stop()
     assert (status, seconds < 5) == (0, True)
-
-
-async def test_a_choice_among_config_files_without_a_directory_of_them_is_in_the_log(mps):
-    mps.run(environ={"DEFAULT_CONFIG": "shared", "NODE_LABEL": "example.com/config"})
-    await mps.said("environment variable DEFAULT_CONFIG: has no effect without --config-file-srcdir")
-    await mps.said("environment variable NODE_LABEL: has no effect without --config-file-srcdir")
 
 
 async def test_what_the_command_line_gets_wrong_is_one_line(mps):

@@ -9,19 +9,9 @@ import pytest
 
 from gpu_plugin.simulation import mps_control
 from tests.node.daemon import GPU
-from tests.node.mps_process import MpsProcess
 
 SECRET = b"a file of the node\n"
 NAMES = ("control", "control_lock", "control_privileged", "log")
-
-
-@pytest.fixture
-def mps(directory):
-    made = MpsProcess(directory)
-    yield made
-    made.kill()
-    for pid in made.children() if made.root.exists() else []:
-        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -110,17 +100,6 @@ async def test_a_read_only_directory_is_a_reason_and_is_tried_again(mps, pipe):
         await anyio.run_process(["umount", str(pipe)])
     await mps.until(lambda: not mps.why())
     assert resource.is_dir()
-
-
-async def test_a_name_that_cannot_be_removed_is_a_reason_and_is_tried_again(mps, pipe):
-    (pipe / "log").touch()
-    await mounted("--bind", "/dev/null", str(pipe / "log"))
-    try:
-        mps.run()
-        await mps.until(lambda: f"{pipe}/log: Device or resource busy" in mps.why())
-    finally:
-        await anyio.run_process(["umount", str(pipe / "log")])
-    await mps.until(lambda: not mps.why())
 
 
 async def test_a_full_disk_is_a_reason_and_is_tried_again(mps):

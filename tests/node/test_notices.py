@@ -28,7 +28,7 @@ async def text(node, verb):
 
 
 def check(said):
-    """The four GPUs' notices: two of a mode, one of a license, none of what is as it should be."""
+    """Check the notices: two for a MIG mode, one for a license, and nothing else."""
     assert said.count("MIG mode is off, and will be on after a reset") == 1
     assert said.count("MIG mode is on, and will be off after a reset") == 1
     assert said.count("no license") == 1

@@ -1,4 +1,4 @@
-"""What an operator meets: two daemons on one node, a kubelet that does not answer, and what is told of it."""
+"""Commands and logs for an operator: two daemons on one node, a kubelet that does not answer, events after a restart."""
 
 import fcntl
 import json
@@ -57,16 +57,6 @@ async def test_the_second_daemon_of_a_node_waits_and_serves_once_the_first_is_ki
     await kubelet.wait_for(lambda: kubelet.registrations["nvidia.com/gpu"].accepted == 2)
     await kubelet.wait_for(healthy(kubelet, 8))
     assert await second.stop() < (0, 2)
-
-
-async def test_a_daemon_that_waits_heeds_sigterm(kubelet, daemon, second, directory):
-    daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 8))
-    second.state = directory / "other"  # so it cannot take over
-    second.start()
-    await second.said("waiting: another daemon")
-    assert (await second.stop())[0] == 0
-    assert healthy(kubelet, 8)()
 
 
 async def test_a_log_that_nobody_reads_keeps_nothing_waiting(kubelet, daemon, directory):

@@ -2,8 +2,6 @@
 
 import json
 import socket
-from collections.abc import Mapping
-from math import ceil
 
 import anyio.to_thread
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from gpu_plugin.cli import main
 from gpu_plugin.runtime import control
 from tests.node.daemon import DaemonProcess
-from tests.node.test_listener import flags, get, told
+from tests.node.test_listener import flags, told
 
 WAIT = "--fail-on-init-error=false"
 NO_LIBRARY, NOT_LOADED = 12, 9  # nvmlReturn_t
@@ -64,40 +62,3 @@ async def test_a_node_with_a_dead_driver_is_ready_and_its_driver_is_reported_dow
     status = await anyio.to_thread.run_sync(control.request, daemon.state, "status")
     assert status["driver"]["trouble"]
     assert main(["status", "--state-dir", str(daemon.state)]) == 1
-
-
-@pytest.mark.parametrize(
-    "strategy", [{"maxUnavailable": 1}, {"maxUnavailable": "10%"}, {"maxSurge": 1}, {"maxSurge": "10%"}]
-)
-async def test_a_roll_out_passes_a_node_without_a_gpu_and_one_with_a_dead_driver(node, strategy):
-    (_, without), (_, dead) = node(0, NO_LIBRARY), node(2, NOT_LOADED)
-    for at in (without, dead):
-        await told(at, "startupz", 200)
-    ready = {f"node-{at}": (await get(at, "readyz"))[0] == 200 for at in (without, dead)}
-    assert rolled_out(ready | {"node-with-gpus": True}, strategy) == {*ready, "node-with-gpus"}
-
-
-def test_the_rule_of_the_controller_stops_at_a_pod_that_is_never_ready():
-    nodes = {"a": False, "b": True, "c": True}
-    for strategy in ({"maxUnavailable": 1}, {"maxSurge": 1}):
-        assert rolled_out(nodes, strategy) == {"a"}
-    assert rolled_out(nodes, {"maxUnavailable": "50%"}) == {"a", "b", "c"}
-
-
-def rolled_out(ready: Mapping[str, bool], strategy: Mapping[str, int | str]) -> set[str]:
-    """The nodes that get the new pod, by the rule of the DaemonSet controller (pkg/controller/daemon/update.go).
-
-    `ready` says of each node whether its new pod becomes ready. All old pods are ready, and nodes are taken in their order.
-    """
-    [(kind, allowed)] = strategy.items()
-    if isinstance(allowed, str):
-        allowed = ceil(len(ready) * int(allowed.removesuffix("%")) / 100)
-    assert kind in ("maxUnavailable", "maxSurge")
-    updated: set[str] = set()
-    while True:
-        # A new pod uses up a share until it is ready: its node has no available pod, or has two pods
-        waiting = sum(not ready[name] for name in updated)
-        old = [name for name in ready if name not in updated]
-        if not old or waiting >= allowed:
-            return updated
-        updated |= {*old[: allowed - waiting]}

@@ -1,12 +1,9 @@
 """Several resources, shared devices and names, from the config file to a pod."""
 
-import json
-
 import pytest
 
 from demo.stand_in_kubelet import AdmissionError
-from gpu_plugin.cli import main
-from tests.node.daemon import GPU, healthy, ids
+from tests.node.daemon import GPU, healthy
 
 SHARED = "nvidia.com/gpu.shared"
 
@@ -15,22 +12,6 @@ def configured(directory, text):
     file = directory / "config.yaml"
     file.write_text(f"version: v1\n{text}\n")
     return "--config-file", str(file)
-
-
-async def test_every_gpu_of_a_node_is_shared(kubelet, directory, daemon):
-    sharing = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
-    daemon.start(*configured(directory, sharing))
-    await kubelet.wait_for(healthy(kubelet, 32))
-    assert all("::" in device for device in ids(kubelet))
-    seen: dict[str, int] = {}
-    for pod in range(32):
-        response = (await kubelet.admit(f"pod-{pod}", {GPU: 1})).allocations[0].response
-        gpu = response.envs["NVIDIA_VISIBLE_DEVICES"]
-        seen[gpu] = seen.get(gpu, 0) + 1
-        if pod == 7:
-            assert set(seen.values()) == {1}  # distributed: every GPU has one before any has two
-    assert set(seen.values()) == {4}
-    assert all(gpu.startswith("GPU-") and "::" not in gpu for gpu in seen)
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -76,46 +57,3 @@ async def test_shared_and_exclusive_gpus_side_by_side(kubelet, directory, daemon
     await kubelet.wait_for(healthy(kubelet, 4, SHARED))
     assert healthy(kubelet, 6)()
     assert kubelet.registrations[GPU].total == kubelet.registrations[SHARED].total == 1
-
-
-async def test_gpus_are_named_by_pattern_and_selected(kubelet, directory, daemon):
-    named = (
-        "resources: {gpus: [{pattern: '*H100*', name: example.com/h100}]}\nselection: {exclude: [0, '0000:43:00.0']}"
-    )
-    daemon.start(*configured(directory, named))
-    await kubelet.wait_for(healthy(kubelet, 6, "example.com/h100"))
-    assert GPU not in kubelet.resources
-    await kubelet.admit("pod", {"example.com/h100": 2})
-
-
-async def test_more_devices_than_a_list_can_hold_are_refused_at_load(directory, daemon):
-    sharing = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 20000}]}}"
-    daemon.start(*configured(directory, sharing))
-    assert await daemon.exit() == 2
-    assert "ask for fewer replicas" in daemon.log.read_text()
-
-
-async def test_the_status_tells_what_is_served(kubelet, directory, daemon, capsys):
-    entry = f"{{name: nvidia.com/gpu, rename: {SHARED}, devices: 2, replicas: 3}}"
-    daemon.start(*configured(directory, f"sharing: {{timeSlicing: {{resources: [{entry}]}}}}"))
-    await kubelet.wait_for(healthy(kubelet, 6, SHARED))
-    await kubelet.wait_for(healthy(kubelet, 6, GPU))
-    assert main(["status", "--state-dir", str(daemon.state)]) == 0
-    shown = capsys.readouterr().out
-    assert "6 of 6 devices Healthy, shared by time-slicing" in shown
-    assert str(directory / "config.yaml") in shown
-    assert main(["status", "--json", "--state-dir", str(daemon.state)]) == 0
-    assert json.loads(capsys.readouterr().out)["resources"][GPU]["healthy"] == 6
-
-
-@pytest.mark.parametrize("strategy", ["envvar", "cdi-cri"])
-async def test_one_replica_at_most_where_the_operator_says_so(kubelet, directory, daemon, strategy):
-    sharing = (
-        "sharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}}"
-    )
-    daemon.profile = "t4-4"
-    daemon.start(*configured(directory, sharing), "--device-list-strategy", strategy)
-    await kubelet.wait_for(healthy(kubelet, 8))
-    with pytest.raises(Exception, match="maximum request size for shared resources is 1; found 2"):
-        await kubelet.admit("two", {GPU: 2})
-    await kubelet.admit("one", {GPU: 1})

@@ -1,4 +1,4 @@
-"""SIGTERM at every moment of the start, to a process that is PID 1 as in a container."""
+"""SIGTERM at moments of the start, to a process with PID 1, as in a container."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Whatever stands in the state directory, the daemon starts, says what it set aside, and remembers from then on."""
+"""The daemon starts with any content of the state directory, logs the files that it moves away, and stores its state again."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from tests.state_log import store, stored
 
 
 def every_line(file: Path) -> None:
-    """Puts a foreign byte into each line: none of them is what it was."""
+    """Replace a byte in each line, so that no line is valid."""
     file.write_bytes(file.read_bytes().replace(b"GPU-", b"GPU\xff"))
 
 
@@ -127,7 +127,7 @@ def unmount(directory: Path) -> None:
 
 
 def fill(file: Path) -> None:
-    """Takes all the room that there is."""
+    """Fill the disk with this file."""
     with file.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
         while True:
             stream.write(bytes(4096))
@@ -194,7 +194,7 @@ async def test_a_state_directory_that_went_under_the_daemon_costs_nothing_after_
     if how == "renamed":
         daemon.state.rename(daemon.state.with_name("away"))
     else:
-        shutil.rmtree(daemon.state, ignore_errors=True)  # the daemon may be faster in writing anew
+        shutil.rmtree(daemon.state, ignore_errors=True)  # the daemon may write a file again meanwhile
     await daemon.said("control socket was removed, renamed or replaced: it is made again")
     await daemon.stored(HEALTH, "cordon")
     await daemon.wrote("simulated-node.json", "boot_id")

@@ -217,7 +217,7 @@ async def test_a_pod_is_not_ready_before_it_serves_what_the_former_one_serves(
     new.start(*flags(port, "--fail-on-init-error=false"))
     await new.said("the other daemon has handed over")
     await told(port, "startupz", 200, "[+]driver ok")
-    # Kubernetes ends the former pod as soon as this one is ready.
+    # Kubernetes ends the former pod as soon as the new pod is ready.
     status, _, body = await get(port, "readyz")
     assert status == 503
     assert "[-]node failed" in body

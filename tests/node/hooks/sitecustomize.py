@@ -4,7 +4,7 @@ STOP_AT: the process sends itself SIGTERM at the audit event (sys.addaudithook) 
 long import on: imports, opened files, sockets, threads. STOP_COUNT: the file that gets their number at the exit.
 
 HANG: a call (stat, open, read, write or flock) on files of the state directory HANG_IN does not return, for as long as the file
-HANG_UNTIL is not there: as on a disk that does not answer. With HANG_SECONDS, each such call takes so long. The simulated
+HANG_UNTIL is not there: as on a disk that does not answer. With HANG_SECONDS, each such call takes this time. The simulated
 node's own files are no part of it.
 """
 
@@ -45,7 +45,7 @@ if "STOP_AT" in os.environ or "STOP_COUNT" in os.environ:
 
 
 def hang(call: str, directory: str, until: Path, seconds: float) -> None:
-    """Has this call on files of the directory take so many seconds, unless there is the file `until` before."""
+    """Delay this call on files of the directory by `seconds`, or until the file `until` exists."""
 
     def stop(of: str, file: object) -> None:
         if of != call or (isinstance(file, int) and file < 0):
@@ -65,7 +65,7 @@ def hang(call: str, directory: str, until: Path, seconds: float) -> None:
         return wrapper
 
     class Slow(io.FileIO):
-        """What `os.fdopen` reads and writes through."""
+        """The file under each `os.fdopen`."""
 
         def readinto(self, buffer):
             stop("read", self.fileno())

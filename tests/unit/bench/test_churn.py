@@ -10,10 +10,6 @@ from bench.plan import MeasurementError
 from bench.probed import probed, whole_gpus
 
 
-def lowest(free, size):
-    return sorted(free)[:size]
-
-
 def test_a_course_fits_whatever_gpus_others_got():
     steps = course(8, 2000, random.Random(4))
     free, pods = 8, []

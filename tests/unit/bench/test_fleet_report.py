@@ -1,4 +1,4 @@
-"""The report on the simulated fleet: sums, aims, and what the command prints."""
+"""The report on the simulated fleet: sums, aims, and the output of the command."""
 
 import json
 

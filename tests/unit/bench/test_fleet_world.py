@@ -36,7 +36,7 @@ def failed(at, pod, *xids, gpu=0, number=0):
 
 @pytest.fixture
 def certain(monkeypatch):
-    """Makes a kind's every chance certain; what of it is given is otherwise."""
+    """Make all chances of a kind certain, except for the given fields."""
 
     def make(kind, **changes):
         known = KINDS[kind]
@@ -91,7 +91,7 @@ def test_a_gpu_that_is_not_found_after_a_boot_is_offered_by_nobody(certain):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_failing_job_takes_no_gpu_that_works(part):
-    """The retries of one Job, on one GPU and on its neighbours: page faults, exceptions, and what follows them."""
+    """The retries of one Job, on one GPU and on its neighbours: page faults, exceptions, and their successors."""
     pods = [
         failed(HOUR + 60 * at, f"team/train-{at:05d}", 31 if at % 2 else 13, 43, 45, gpu=at % 3, number=at)
         for at in range(30)
@@ -136,7 +136,7 @@ def test_a_restart_that_forgets_is_noticed(certain, monkeypatch):
 
 
 def test_a_verdict_that_a_restart_loses_later_is_noticed(certain, monkeypatch):
-    """As where what is replayed closes sooner than it would have: here, an error that is called an application's by then."""
+    """A replayed fault closes too early after the restart."""
     certain("ecc-uncontained")
     replayed = HealthLedger.replay
 
@@ -160,7 +160,7 @@ def test_a_verdict_that_a_restart_loses_later_is_noticed(certain, monkeypatch):
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("policy", EVERY)
 def test_what_a_reset_mends_is_offered_again_once_somebody_has_come(certain, policy, part):
-    """Also where the reset shows in no counter: then somebody says so."""
+    """Also if no counter shows the reset: then an operator overrides."""
     certain("ecc-uncontained", resets=1.0)
     for energy_stays in (False, True):
         tally = outcome(policy, struck("ecc-uncontained"), part=part, days=60, energy_stays=energy_stays)
@@ -226,7 +226,7 @@ def test_a_verdict_that_is_better_for_one_look_alone_is_changed_also_while_evide
 
 
 def test_a_verdict_that_is_worse_for_some_looks_after_a_restart_is_told_apart():
-    """A bad look among those that prove the end: what was good before the restart is gathered anew."""
+    """A bad look during the proof: the good looks before the restart do not count afterwards."""
     ours = Ours(default_policy())
     ours.watch(0, FACTS[Part.A100])
     sound = Hardware(Part.A100)

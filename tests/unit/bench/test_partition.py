@@ -50,7 +50,7 @@ def test_the_reference_chooses_what_a_walk_through_all_partitions_does(values):
     for _ in range(12):
         count = dice.randint(2, 8)
         scores = matrix(count, values, dice)
-        rule = BestPartition(scores)  # one for many questions: what it remembers must suit them all
+        rule = BestPartition(scores)  # one rule for many requests, which tests its cache
         for _ in range(6):
             available = dice.sample(range(count), dice.randint(1, count))
             size = dice.randint(1, len(available))

@@ -1,4 +1,4 @@
-"""The requests for which the benchmark measures GetPreferredAllocation, and what counts as an answer."""
+"""The requests for which the benchmark measures GetPreferredAllocation, and the accepted answers."""
 
 import random
 

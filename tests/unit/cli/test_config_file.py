@@ -17,25 +17,6 @@ def settings(tmp_path):
     return read
 
 
-def test_anchors_and_merged_mappings_are_yaml_too(settings):
-    shared = "flags: {plugin: {<<: &p {passDeviceSpecs: true, deviceIDStrategy: index}, deviceIDStrategy: uuid}}"
-    read = settings(shared)
-    assert (read.pass_device_specs, read.device_id_strategy) == (True, "uuid")
-
-
-def test_json_is_yaml_too(settings):
-    assert settings('{"version": "v1", "flags": {"migStrategy": "single"}}').mig_strategy == "single"
-
-
-def test_an_empty_file_asks_for_nothing(settings):
-    assert settings("# nothing yet\n").mig_strategy == "none"
-
-
-def test_a_key_that_stands_twice_is_refused_with_its_line(settings):
-    with pytest.raises(ConfigError, match=r"config\.yaml:3: flags\.migStrategy: appears twice, first on line 2$"):
-        settings("flags:\n  migStrategy: none\n  migStrategy: mixed\n")
-
-
 @pytest.mark.parametrize(
     ("make", "what"),
     [

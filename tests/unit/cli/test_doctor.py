@@ -235,11 +235,3 @@ def test_as_another_user(short_path):
     assert "as root" in stands["permissions"]["remedy"]
     assert stands["kubelet-directory"]["status"] == "note"
     assert [name for name, each in stands.items() if each["status"] == "failed"] == ["kubelet-socket"]
-
-
-def test_help_says_what_it_is_for(capsys):
-    assert main(["doctor", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "--timeout" in shown
-    assert "Exit status 0 if nothing failed" in shown
-    assert "--mig-strategy" not in shown  # options of `run` are in the help of `run`

@@ -79,12 +79,6 @@ def test_a_time_of_day_that_ends_a_range_is_the_first_from_its_beginning_on(unti
         assert moment(until, now, since) == since + minutes * 60
 
 
-def test_the_example_of_the_help_works_within_its_own_range(capsys, daemon, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: NIGHT + 300)  # 02:45
-    status, out, _ = run(capsys, "--since", "02:30", "--until", "03:00")
-    assert (status, len(out)) == (0, 2)
-
-
 @pytest.mark.parametrize("until", ["2026-11-22T02:29", "2h"])
 def test_a_range_without_a_time_in_it_is_bad_usage(capsys, daemon, until, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: NIGHT + 300)

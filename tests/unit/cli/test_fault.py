@@ -95,10 +95,6 @@ def test_what_cannot_be_asked_is_said_at_once(asked, arguments, sentence):
     assert asked == []
 
 
-def test_help_names_the_highest_xid():
-    assert f"from 1 to {faults.HIGHEST_XID}" in run("--help").output
-
-
 def test_every_fault_has_its_flag_and_every_choice_its_meaning():
     assert set(_FLAGS) == {*faults.FAULTS, *faults.NODE_FAULTS}
     assert list(_FLAGS["recovery-action"]["type"].choices) == list(faults.RECOVERY_ACTIONS)

@@ -1,4 +1,4 @@
-"""Whatever a file that an operator names is: what can be none of the kind is refused at once, in one sentence that names it."""
+"""A path of an operator is refused at once, in one sentence with the path, if it is not a regular file of a possible size."""
 
 import logging
 import os
@@ -53,7 +53,7 @@ VERBS = [
 
 @pytest.fixture(params=[directory, pipe, listening, endless, huge])
 def unfit(request, tmp_path, monkeypatch):
-    """What stands under a name that somebody takes for a file's."""
+    """The path of something other than a readable regular file."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "named.yaml"
     request.param(path)

@@ -1,4 +1,4 @@
-"""What becomes of output that nobody takes, of an interrupt, and of every fault of a configuration."""
+"""Output that cannot be written, interrupts, and the output of all faults of a configuration."""
 
 import os
 import subprocess
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.cli.output import displayable, table, wrapped
-from gpu_plugin.config.settings import HEADINGS, OPTIONS
 from gpu_plugin.state.log import EVENT
 from tests.state_log import store
 
@@ -116,11 +115,6 @@ def test_every_fault_of_a_configuration_is_a_line(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     told = done.stderr.splitlines()
     assert [line.split(": ")[1] for line in told] == [f"{file}:2", f"{file}:3", f"{file}:4"]
-
-
-def test_every_option_with_a_flag_is_under_a_heading_of_help():
-    assert {option.heading for option in OPTIONS if option.flags} == {*HEADINGS}
-    assert not any(option.heading for option in OPTIONS if not option.flags)
 
 
 def test_durations_and_paths_are_called_so_in_help():

@@ -1,4 +1,4 @@
-"""The heap of the daemon: one for all threads, unless the environment says how it is to be."""
+"""All threads of the daemon share a heap, unless the environment sets MALLOC_ARENA_MAX."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`gpu-plugin status`: what is shown of the daemon's answer, as text, JSON, YAML and metrics."""
+"""`gpu-plugin status`: the daemon's answer as text, JSON, YAML and metrics."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ import yaml
 
 from gpu_plugin.cli import main
 from gpu_plugin.cli import status as status_module
-from gpu_plugin.cli.status import _gpus, lines
+from gpu_plugin.cli.status import lines
 from gpu_plugin.runtime import control
 from gpu_plugin.telemetry.metrics.families import metrics
 
@@ -295,25 +295,3 @@ def test_every_fault_of_a_configuration_is_shown(monkeypatch):
     assert "REFUSED: a: no\n" in text
     assert "REFUSED: b: no\n" in text
     assert json.loads(shown("-o", "json").output)["wrong"] == ["configuration: a: no", "configuration: b: no"]
-
-
-def test_a_narrow_terminal_is_told_at_least_how_many_pods_hold_a_gpu():
-    gpu = {
-        "index": 0,
-        "uuid": "GPU-0",
-        "bus_id": "0000:1b:00.0",
-        "model": "NVIDIA H100 80GB HBM3",
-        "health": "Unhealthy",
-        "state": "unhealthy",
-        "verdict": "FATAL",
-        "since": 1_800_000_000.0,
-        "reasons": [],
-        "withheld": [],
-        "holders": ["team/a", "team/b"],
-    }
-    head, row, *_ = _gpus([gpu], 60)
-    assert max(len(head), len(row)) <= 60
-    assert head.endswith("HELD BY")
-    assert row.endswith("  2 pods")
-    _, row, *_ = _gpus([gpu], 120)
-    assert row.endswith("2027-01-15 08:00:00 UTC  team/a and 1 more")

@@ -2,8 +2,6 @@
 
 import json
 import stat
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -21,27 +19,6 @@ from gpu_plugin.simulation import profile
 MATRICES = Path(__file__).parents[1] / "placement" / "recorded"
 SAME = {"a100-mig-mixed": "dgx-a100", "h100-mig-single": "hgx-h100"}
 RECORDED = [name for name in profile.names() if (MATRICES / f"{SAME.get(name, name)}.txt").exists()]
-NOWHERE = Path("/nonexistent")
-
-HGX = """\
-      GPU0  GPU1  GPU2  GPU3  GPU4  GPU5  GPU6  GPU7  NUMA Affinity
-GPU0   X    NV18  NV18  NV18  NV18  NV18  NV18  NV18  0
-GPU1  NV18   X    NV18  NV18  NV18  NV18  NV18  NV18  0
-GPU2  NV18  NV18   X    NV18  NV18  NV18  NV18  NV18  0
-GPU3  NV18  NV18  NV18   X    NV18  NV18  NV18  NV18  0
-GPU4  NV18  NV18  NV18  NV18   X    NV18  NV18  NV18  1
-GPU5  NV18  NV18  NV18  NV18  NV18   X    NV18  NV18  1
-GPU6  NV18  NV18  NV18  NV18  NV18  NV18   X    NV18  1
-GPU7  NV18  NV18  NV18  NV18  NV18  NV18  NV18   X    1
-
-Legend:
-  X    = the GPU itself
-  NV#  = # NVLinks, direct ones or those that both GPUs have to the same NVSwitches
-
-NVLink: GPUs 0-7: NV18 each through switches
-NUMA node 0: GPUs 0-3
-NUMA node 1: GPUs 4-7
-"""
 
 
 def served(node, unfit=(), left=()):
@@ -61,10 +38,6 @@ def run(capsys):
         return status, shown.out, shown.err
 
     return ran
-
-
-def test_the_text_of_a_simulated_node(run):
-    assert run("--simulate", "hgx-h100") == (0, HGX, "")
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -207,14 +180,6 @@ class TestRunningDaemon:
         answer(served(simulated_node(name)))
         assert run("--state-dir", "/state", *how) == run("--simulate", name, *how)
 
-    def test_one_that_has_no_such_verb_is_of_another_version(self, run, answer):
-        answer(control.UnknownVerbError("this daemon has no verb topology; it has: status"))
-        assert run("--state-dir", "/state") == (
-            3,
-            "",
-            "gpu-plugin: the running daemon is of another version: this daemon has no verb topology; it has: status\n",
-        )
-
     def test_one_that_answers_otherwise_is_of_another_version(self, run, answer):
         answer({"gpus": [{"index": 0}]})
         status, out, err = run("--state-dir", "/state")
@@ -262,13 +227,3 @@ class TestRunningDaemon:
         assert (status, out) == (3, "")
         assert f"no daemon answers at {tmp_path}/control.sock" in err
         assert "(or name a simulated node with --simulate)" in err
-
-
-def test_the_daemon_loads_nothing_of_it():
-    code = (
-        "import sys, gpu_plugin.daemon.process\n"
-        "shown = ('picture', 'svg', 'matrix', 'groups', 'explain')\n"
-        "print([name for name in shown if f'gpu_plugin.placement.{name}' in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

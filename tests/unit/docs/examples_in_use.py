@@ -1,4 +1,4 @@
-"""Uses what the examples of CONTRIBUTING.md add to the copy of the code that is on the path, and prints what comes of it as JSON.
+"""Use the examples of CONTRIBUTING.md in the copy of the code on the path, and print the results as JSON.
 
 A program of its own: `test_contributing.py` runs it in the copy, since the tests themselves have imported the code as it is.
 """
@@ -34,14 +34,14 @@ assert Path.cwd() in Path(gpu_plugin.__file__).parents, "the copy comes first"
 
 
 def verdicts(asked: Watched) -> list[str]:
-    """What the new signal says at looks at hot and cool memory."""
+    """Return the verdicts of the new signal for hot and cool memory."""
     return [
         said.name for said in asked.steps(*(Sample(memory_temperature=celsius) for celsius in (80, 90, 90, 80, 80, 80)))
     ]
 
 
 def allocation() -> dict[str, Any]:
-    """What the new policy chooses, and why."""
+    """Return the choice of the new policy, and its reason."""
     given = "--simulate t4-4 --policy roomiest --replicas 4 --available 0:1,1:3,2:2 --size 4 --json"
     answer = CliRunner().invoke(simulate_allocation, given.split(), catch_exceptions=False)
     told = json.loads(answer.stdout)
@@ -49,14 +49,14 @@ def allocation() -> dict[str, Any]:
 
 
 def check(state_dir: str) -> str:
-    """What the new check finds."""
+    """Return the result of the new check."""
     settings = resolve({"state_dir": state_dir}, {})
     [found] = examine("volatile-state", cast("Any", SimpleNamespace(settings=settings)))
     return found.status.value
 
 
 def works() -> dict[str, object]:
-    """What each of the examples does once it is chosen."""
+    """Return the result of each example."""
     fatal = policy(resolve({}, {}, {"health": {"signals": {"warm-memory": "fatal"}}}), XID_TABLE)
     strategy = resolve({"device_list_strategy": "site-mounts"}, {}).device_list_strategy
     edits = container_edits([Device("a", "a", "GPU-a", "0")], Access(strategy))

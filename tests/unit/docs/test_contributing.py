@@ -59,11 +59,6 @@ def shown(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-def test_every_way_of_adding_something_has_its_example():
-    assert len(BLOCKS) == 12
-    assert len({where for where, _ in BLOCKS if ", " not in where}) == 3
-
-
 def test_what_is_added_is_in_the_help(shown):
     for words in ("unpartitioned (", "site-mounts (", "roomiest (", "--site", "name of the site"):
         assert words in shown["help"]

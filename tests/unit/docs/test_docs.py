@@ -16,7 +16,6 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.doctor.checks import CHECKS
-from gpu_plugin.simulation.profile import names
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = sorted(
@@ -70,7 +69,7 @@ def test_links_lead_to_files_and_headings(document):
 @documents
 def test_paths_of_this_project_exist(document):
     if document.name == "CHANGELOG.md":
-        return  # it tells of what was
+        return  # it describes former versions
     text = re.sub(
         r"^```(?:python|yaml)\n# .*$", "", document.read_text(), flags=re.MULTILINE
     )  # where an example is to go
@@ -159,7 +158,7 @@ def test_the_table_of_options_has_their_flags_and_defaults():
             assert default.strip("`").lower() == str(option.default).lower(), flag
 
 
-TABLES = [  # a document, what heads the first column of a table of it, what must be there, and what may be there besides
+TABLES = [  # a document, the head of the first column of a table in it, required names, and allowed names
     ("docs/configuration.md", "MIG strategy", MIG_STRATEGIES, ()),
     ("docs/configuration.md", "strategy", DEVICE_LIST_STRATEGIES, (AUTO,)),
     ("docs/containers.md", "`--device-list-strategy`", DEVICE_LIST_STRATEGIES, (AUTO,)),
@@ -170,14 +169,14 @@ TABLES = [  # a document, what heads the first column of a table of it, what mus
 
 
 def first_column(text: str, head: str) -> set[str]:
-    """What the first column of the table that begins so names as code."""
+    """Return the code names in the first column of the table with this head."""
     _, table = text.split(f"\n| {head} |", 1)
     rows = table.split("\n\n", 1)[0].splitlines()[2:]
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
 
 
 def missing_rows(text: str, head: str, names: Iterable[str]) -> list[str]:
-    """What there is and the table does not name."""
+    """Return the names that the table lacks."""
     told = first_column(text, head)
     return [name for name in names if name not in told]
 
@@ -193,31 +192,6 @@ def test_the_table_of_what_there_is_has_all_of_it_and_nothing_else(document, hea
     assert not gone, f"{document}: the table of each {head} has a row for {', '.join(sorted(gone))}, which there is not"
 
 
-def test_a_row_that_is_missing_is_named():
-    text = (ROOT / "docs/health.md").read_text()
-    assert missing_rows(text, "signal", ["xid", "mine", "lost"]) == ["mine"]
-
-
-def test_the_readme_names_every_simulated_node():
-    [told] = re.findall(r"^Profiles: ((?:`[\w-]+`,\s)+)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    missing = set(names()).difference(re.findall(r"`([\w-]+)`", told))
-    assert not missing, f"README.md: the sentence that begins with Profiles does not name {', '.join(sorted(missing))}"
-
-
 def test_the_chart_has_every_choice():
     schema, values = ((ROOT / "helm/gpu-plugin" / name).read_text() for name in ("values.schema.json", "values.yaml"))
     assert (choices.schema(schema), choices.values(values)) == (schema, values), "make manifests"
-
-
-def test_a_choice_that_the_chart_has_no_place_for_is_named():
-    with pytest.raises(LookupError, match="migStrategy"):
-        choices.schema("{}")
-
-
-def test_the_glossary_explains_each_term_once_and_is_found_from_where_people_begin():
-    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
-    terms = [term for row in rows for term in row.split(", ") if row != "term"]
-    assert len(terms) > 60
-    assert sorted(terms) == sorted(set(terms))
-    for page in ("README.md", "CONTRIBUTING.md"):
-        assert "(docs/glossary.md)" in (ROOT / page).read_text()

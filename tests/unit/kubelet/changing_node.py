@@ -30,7 +30,6 @@ NAMES = {
     "all foreign": ((NamePattern("*", "example.com/h100"),), (NamePattern("*", "example.com/slice"),)),
 }
 """Names of GPUs, and of slices."""
-LATER = frozenset({"foreign slices", "all foreign"})
 
 
 def shared_by(count: int) -> tuple[SharedResource, ...]:
@@ -45,12 +44,11 @@ SHARED = {
     "by four": shared_by(4),
     "by another name": (SharedResource(GPU, f"{GPU}.shared", 3),),
 }
-LATER_SHARED = frozenset({"all shared", "by three", "by four", "by another name"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What there is and what is asked for: the partition of each GPU, by how manieth time, names, and sharing."""
+    """The hardware and the settings: the partition of each GPU with its count, the names, and the sharing."""
 
     layouts: tuple[tuple[str, int], ...] = (("whole", 0), ("whole", 0))
     names: str = "as found"
@@ -92,7 +90,7 @@ EVERY = frozenset(instance for layout in LAYOUTS.values() for _, instance in lay
 
 
 def hardware(identifier: str) -> frozenset[tuple[int, int]]:
-    """What a container that was given this id can open, as pairs of a GPU and an instance on it."""
+    """The hardware that a container with this id can open, as pairs of a GPU and an instance on it."""
     kind, gpu, instance, *_ = identifier.split("-")
     return frozenset((int(gpu, 16), one) for one in (EVERY if kind == "GPU" else (int(instance, 16),)))
 
@@ -106,7 +104,7 @@ def as_remembered(resource: Resource) -> Resource:
 
 
 def held_twice(holders: Iterable[tuple[str, str]]) -> str:
-    """Describe hardware that a pod has for itself and another pod has as well; empty if there is none.
+    """Describe hardware that a pod has for itself and another pod has as well; or return an empty text.
 
     Takes pairs of a pod and a device id that it holds. How many pods have replicas of one thing is for `overfull` to judge.
     """

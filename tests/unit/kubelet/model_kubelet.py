@@ -1,4 +1,4 @@
-"""As much of a kubelet as decides who holds what, without I/O: pods, what the device manager counts, and its checkpoint.
+"""The part of a kubelet that decides which pod holds a device, without I/O: pods, the device manager's memory and its checkpoint.
 
 Sources: pkg/kubelet/cm/devicemanager/manager.go (writeCheckpoint, readCheckpoint, UpdateAllocatedDevices,
 genericDeviceUpdateCallback), pkg/kubelet/apis/podresources/server_v1.go (List).
@@ -15,7 +15,7 @@ class ModelKubelet:
     """`pods` have, by uid, what app containers and what plain init containers were given; they outlive `start`.
 
     `memory` is what the device manager counts and `file` what it last wrote, both by uid; `healthy` is what the newest lists say
-    by resource, None for a resource whose plugin has not registered since the start. `process` tells one start from another.
+    by resource, None for a resource whose plugin has not registered since the start. `process` is the number of the start.
     """
 
     pods: dict[str, tuple[frozenset[Key], frozenset[Key]]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class ModelKubelet:
 
     @property
     def free(self) -> list[Key]:
-        """What may be given to a pod, in order."""
+        """The free devices, in order."""
         self.collect()
         taken = {key for keys in self.memory.values() for key in keys}
         return sorted({(name, one) for name, ids in self.healthy.items() for one in ids} - taken)
@@ -90,7 +90,7 @@ class ModelKubelet:
         )
 
     def written(self) -> Mapping[Key, frozenset[str]]:
-        """What the checkpoint says, as `checkpoint.read` reads it."""
+        """The content of the checkpoint, in the form of `checkpoint.read`."""
         found: dict[Key, set[str]] = {}
         for uid, keys in self.file.items():
             for key in keys:
@@ -99,5 +99,5 @@ class ModelKubelet:
 
     @property
     def held(self) -> frozenset[Key]:
-        """What pods hold in truth."""
+        """The devices that pods really hold."""
         return frozenset(key for app, init in self.pods.values() for key in app | init)

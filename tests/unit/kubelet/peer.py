@@ -1,4 +1,4 @@
-"""An HTTP/2 client that says exactly what it is told to, and what a life with such leaves behind."""
+"""An HTTP/2 client that sends any frames, and counts of tasks, threads, descriptors and memory."""
 
 import asyncio
 import gc
@@ -74,7 +74,7 @@ class Peer:
                 await self.flush()
 
     async def met(self) -> None:
-        """Both sides have greeted, and the server has read all that was said so far."""
+        """Wait until the server has sent its settings and read all earlier frames."""
         await self.until(RemoteSettingsChanged)
         self.h2.ping(b"anybody?")
         await self.until(PingAckReceived)
@@ -87,7 +87,7 @@ class Peer:
         return self.events
 
     async def status(self) -> tuple[int, str]:
-        """What a request was answered with."""
+        """Return the gRPC status and message of the answer."""
         await self.until(StreamEnded)
         kinds = (TrailersReceived, ResponseReceived)
         headers = {str(k): str(v) for event in self.events if isinstance(event, kinds) for k, v in event.headers or ()}
@@ -96,7 +96,7 @@ class Peer:
 
 @asynccontextmanager
 async def meeting(path: Path) -> AsyncIterator[Peer]:
-    """A connection to the server at `path` that has not said a word yet."""
+    """A connection to the server at `path`, before its first byte."""
     reader, writer = await asyncio.open_unix_connection(str(path))
     try:
         yield Peer(reader, writer)

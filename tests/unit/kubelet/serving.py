@@ -39,7 +39,7 @@ def view(listed: tuple[Device, ...], resource: str = GPU, access: Access | None 
 
 @dataclass
 class Plugin:
-    """A served resource: its store, and switches for what happens to it."""
+    """A served resource, its store, and methods that change it."""
 
     directory: Path
     resource: str = GPU
@@ -86,7 +86,7 @@ async def serving(
 
 
 def registered(kubelet, times=1, resource=GPU):
-    """Whether the kubelet has a live stream after so many accepted registrations."""
+    """Return a condition: the kubelet has a live stream after `times` accepted registrations."""
 
     def met():
         count = kubelet.registrations.get(resource)

@@ -1,4 +1,4 @@
-"""Which pods hold which devices: what is kept, when it is asked again, and what follows where nobody answers."""
+"""Which pods hold which devices: the kept answer, its age, and failures of the kubelet."""
 
 import anyio
 import pytest
@@ -28,7 +28,7 @@ def at(socket) -> SettingsStore:
 
 
 class Kubelet:
-    """Answers as it is told to, and counts; its socket is any file's."""
+    """A kubelet with a given answer and socket, which counts the questions."""
 
     def __init__(self, monkeypatch, path):
         self.now, self.asked = 1000.0, 0
@@ -108,7 +108,7 @@ async def test_a_question_that_began_before_is_no_answer(kubelet):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
         await kubelet.began.wait()
-        tasks.start_soon(ask)  # a pod was admitted, and somebody wants to know
+        tasks.start_soon(ask)  # a pod was admitted, and two callers need a newer answer
         tasks.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
         kubelet.gate.set()

@@ -1,4 +1,4 @@
-"""Peers that do what no kubelet does: one of them costs its own connection at most, and leaves nothing behind."""
+"""Faulty peers lose their own connection at most, and no resources stay behind."""
 
 import asyncio
 import errno
@@ -204,7 +204,7 @@ async def test_a_new_stream_of_the_kubelet_takes_the_place_of_others_first_and_t
     def ended(peer):
         return [event.stream_id for event in peer.events if isinstance(event, StreamEnded)]
 
-    kubelet.delay_register(30)  # whoever asks for the options meanwhile may be a kubelet
+    kubelet.delay_register(30)  # a client that asks for the options in this time may be a kubelet
     async with serving(directory) as plugin:
         while not plugin.sockets:
             await plugin.look.wait(0.05)

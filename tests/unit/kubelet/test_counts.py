@@ -1,4 +1,4 @@
-"""What is counted of the kubelet's calls, over a socket as it makes them."""
+"""The counts of the kubelet's calls over a socket."""
 
 import anyio
 import pytest
@@ -14,7 +14,6 @@ from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
-from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 
 
@@ -22,7 +21,7 @@ def asked(*ids):
     return bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(list(ids))]))
 
 
-async def test_answers_refusals_and_nonsense_are_told_apart(directory):  # noqa: F811
+async def test_answers_refusals_and_nonsense_are_told_apart(directory):
     store, counts = SnapshotStore(), KubeletCounts()
     store.publish({GPU: view(devices(8))})
     service = DevicePluginService(ListFeed(GPU, store), store, Pulse(), counts=counts)
@@ -48,7 +47,7 @@ async def test_answers_refusals_and_nonsense_are_told_apart(directory):  # noqa:
     assert told["methods"]["GetPreferredAllocation"]["errors"] == {}
 
 
-async def test_a_failed_registration_and_the_one_after_it(directory):  # noqa: F811
+async def test_a_failed_registration_and_the_one_after_it(directory):
     async with StandInKubelet(directory) as kubelet:
         kubelet.fail_next_register("refuse", "no such resource name")
         async with serving(directory) as plugin:

@@ -1,4 +1,4 @@
-"""Whatever may change where the device plugin directory is or what lies in it is heard at once."""
+"""Each change of the device plugin directory, of its path and of its files is noticed at once."""
 
 import os
 from contextlib import asynccontextmanager
@@ -29,8 +29,8 @@ class Heard:
         self.pulse.ring = ring  # type: ignore[method-assign]
 
     async def after(self, change) -> None:
-        """Makes a change, and waits until something is heard of it."""
-        while True:  # what was heard before is over
+        """Make a change, and wait until it is noticed."""
+        while True:  # earlier events are over
             before = self.times
             await anyio.sleep(0.05)
             if self.times == before:

@@ -105,11 +105,3 @@ async def test_one_that_cannot_be_registered_keeps_no_other_back(kubelet, direct
         await kubelet.wait_for(serves(kubelet, ONE, 8))
         assert kubelet.registrations[ONE].total == 1
         assert TWO not in kubelet.resources
-
-
-async def test_a_name_that_no_kubelet_takes_keeps_no_other_back(kubelet, directory, caplog):
-    store = SnapshotStore()
-    publish(store, **{"gpu": 1, ONE: 8})
-    async with serving_all(directory, store):
-        await kubelet.wait_for(serves(kubelet, ONE, 8))
-    assert "'gpu' has no domain" in caplog.text

@@ -70,7 +70,7 @@ def test_what_is_no_file_is_no_witness_and_holds_nobody_up(tmp_path, make):
 
 
 def test_a_link_to_a_checkpoint_is_no_witness(tmp_path):
-    """A kubelet makes a file of it: a link is somebody else's, and may lead anywhere."""
+    """A kubelet makes a regular file. A link is from another program and may lead anywhere."""
     (tmp_path / "elsewhere").mkdir()
     written(tmp_path / "elsewhere", (GPU, ["GPU-a"]))
     (tmp_path / NAME).symlink_to(tmp_path / "elsewhere" / NAME)
@@ -80,7 +80,7 @@ def test_a_link_to_a_checkpoint_is_no_witness(tmp_path):
 
 @pytest.fixture
 def listed(monkeypatch):
-    """What PodResources says: a set, or None where it does not answer; and what happens while it is asked."""
+    """The answer of PodResources (None: no answer), and a function that runs during the question."""
     said: dict[str, Any] = {"now": None, "meanwhile": lambda: None}
 
     async def allocated(_, __):
@@ -96,7 +96,7 @@ def listed(monkeypatch):
 
 @pytest.fixture
 def bound(tmp_path):
-    """Makes PodResources' socket anew, as a kubelet does when it starts."""
+    """Make the socket of PodResources again, as a kubelet does when it starts."""
     path = tmp_path / "pod-resources.sock"
     with ExitStack() as open_sockets:
 
@@ -135,7 +135,7 @@ async def test_a_pod_that_took_over_while_the_question_was_under_way_is_not_take
     listed["meanwhile"] = lambda: written(tmp_path, (GPU, ["GPU-a"]), pod="new")
     assert (await holders.ask(socket)).allocated == frozenset({A})
     listed["now"], listed["meanwhile"] = set(), lambda: None
-    assert (await holders.ask(socket)).allocated == frozenset({A})  # a plain init container of the new one has it
+    assert (await holders.ask(socket)).allocated == frozenset({A})  # a plain init container of the new pod has it
 
 
 def reading_threads():
@@ -172,7 +172,7 @@ async def test_a_disk_that_hangs_costs_one_thread_however_often_is_asked(tmp_pat
 
 @pytest.fixture
 def disk(monkeypatch):
-    """Readings of the checkpoint that come back once they are let go: each is in `reads` when it begins."""
+    """Readings of the checkpoint that end when `hangs` is set. Each is in `reads` from its start."""
 
     class Disk:
         def __init__(self):
@@ -197,7 +197,7 @@ async def test_what_a_reading_that_hung_brings_is_out_of_date(tmp_path, listed, 
         patch.setattr(holders_module, "PATIENCE", 0.01)
         assert (await holders.ask(socket)).allocated is None
     written(tmp_path, (GPU, ["GPU-a"]), pod="1 2")
-    listed["now"] = {A}  # of which of the two pods it is listed, the present checkpoint does not tell
+    listed["now"] = {A}  # the present checkpoint has two pods with it
     disk.hangs.set()
     assert holders._reading is not None
     assert await holders._reading.wait(10)
@@ -247,21 +247,6 @@ async def test_where_no_more_threads_can_be_begun_the_checkpoint_is_no_witness(t
     written(tmp_path, (GPU, ["GPU-a"]))
     assert (await holders.ask(tmp_path / "none")).allocated == frozenset({A})
     assert holders.unread == ""
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda _: None, "No such file or directory"),
-        (os.mkdir, "it is a directory"),
-        (lambda path: path.write_text("[]"), "it is not in the kubelet's format: Expected `object`, got `array`"),
-    ],
-)
-async def test_why_the_checkpoint_cannot_be_read_is_known(tmp_path, listed, make, why):
-    holders = Holders(tmp_path)
-    make(tmp_path / NAME)
-    await holders.ask(tmp_path / "none")
-    assert holders.unread == why
 
 
 def test_a_checkpoint_of_tens_of_thousands_of_ids_makes_hardly_any_objects_that_the_interpreter_searches(tmp_path):

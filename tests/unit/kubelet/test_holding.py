@@ -1,4 +1,4 @@
-"""Who may hold what, by what PodResources said, what the checkpoint said, when each was read, and by which kubelet."""
+"""The devices that pods may hold, by PodResources and the checkpoint, the order of the readings, and the kubelet."""
 
 import random
 
@@ -51,7 +51,7 @@ HAS_A, HAS_B, HAS_BOTH, NOBODY = file(p={A}), file(p={B}), file(p={A, B}), file(
         pytest.param([says({A}, file(p={A}, q={B})), says((), file(p={A}, q={B}))], {B}, id="another pod did not"),
         pytest.param([says({A, B}, HAS_BOTH), says({B}, HAS_BOTH)], {A, B}, id="a pod has all of its devices or none"),
         pytest.param([says({A}, None), says((), None)], {B}, id="its pod ended, as the same kubelet says"),
-        # By another kubelet, or one of which that is not known.
+        # The answer of another kubelet, or of an unknown kubelet.
         pytest.param([says({A}, HAS_A), says((), HAS_A, OTHER)], {A}, id="a kubelet that has just started"),
         pytest.param([says({A}, HAS_A), says((), HAS_A, None)], {A}, id="a kubelet began meanwhile"),
         pytest.param([says({A}, HAS_A, None), says((), HAS_A)], {A}, id="a kubelet had begun meanwhile"),
@@ -94,7 +94,7 @@ def test_what_was_listed_before_it_was_retired_proves_nothing_without_a_checkpoi
 
 
 def test_that_a_device_was_listed_proves_nothing_once_the_checkpoint_was_readable_again():
-    """Whoever serves it may have given it to another pod's plain init container, which the checkpoint alone told."""
+    """Its plugin may have given it to another pod's plain init container, which only the checkpoint lists."""
     _, told = weigh(History(), says({A}, None), {A: 1.0})
     holding, told = weigh(told, says((), file(q={A})), {A: 1.0})
     assert holding.allocated == frozenset({A})

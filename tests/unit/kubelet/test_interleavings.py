@@ -19,8 +19,6 @@ from gpu_plugin.kubelet.holding import History, KubeletReadings, ListResend, wei
 from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from tests.unit.kubelet.changing_node import (
-    LATER,
-    LATER_SHARED,
     LAYOUTS,
     NAMES,
     SHARED,
@@ -35,8 +33,6 @@ from tests.unit.kubelet.model_kubelet import ModelKubelet
 
 SEEDS = 5 * int(os.environ.get("GPU_PLUGIN_SEEDS", "80"))
 BATCH, STEPS = 100, 30
-FOUND = (1375, 1554, 3509, 4778)
-"""Seeds that once ended with hardware given twice, as things were chosen then: without `LATER` names, and no pod slow."""
 OTHERS = 200
 """Seeds that are others in each run."""
 BACK = 30.0
@@ -62,15 +58,12 @@ STEPS_OF_SHARING = (
 class Machine:
     """The node: the model kubelet, and one process of ours after the other."""
 
-    def __init__(self, seed: int, *, former: bool = False, steps: Sequence[str] = STEPS_OF_ANY_KIND) -> None:
+    def __init__(self, seed: int, *, steps: Sequence[str] = STEPS_OF_ANY_KIND) -> None:
         self.steps = steps
         self.mute = False
         self.dice, self.whims = random.Random(seed), random.Random(~seed)
-        self.names = sorted(NAMES.keys() - (LATER if former else frozenset()))
-        self.shared = sorted(SHARED.keys() - (LATER_SHARED if former else frozenset()))
-        self.slow = 0.0 if former else 0.2
-        self.waits = 0.0 if former else 0.2
-        self.unreadable = 0.0 if former else 0.15
+        self.names, self.shared = sorted(NAMES), sorted(SHARED)
+        self.slow, self.waits, self.unreadable = 0.2, 0.2, 0.15
         self.readable = True
         self.now = 0.0
         self.kubelet = ModelKubelet()
@@ -276,8 +269,8 @@ class Machine:
         assert not self.inventory.judged.retirement.since, self.trace
 
 
-def live(seed: int, *, former: bool = False, steps: Sequence[str] = STEPS_OF_ANY_KIND) -> None:
-    machine = Machine(seed, former=former, steps=steps)
+def live(seed: int, *, steps: Sequence[str] = STEPS_OF_ANY_KIND) -> None:
+    machine = Machine(seed, steps=steps)
     for _ in range(STEPS):
         machine.step()
     machine.all_that_is_free_is_offered()
@@ -294,11 +287,6 @@ def test_no_hardware_is_held_twice_no_held_id_is_lost_and_all_capacity_comes_bac
 def test_no_gpu_has_more_pods_than_it_is_given_out_to_however_its_replica_count_changes(batch):
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         live(seed, steps=STEPS_OF_SHARING)
-
-
-@pytest.mark.parametrize("seed", FOUND)
-def test_nor_is_it_where_it_once_was(seed):
-    live(seed, former=True)
 
 
 def test_nor_is_it_in_others_each_time():

@@ -1,4 +1,4 @@
-"""What the kubelet is told, step by step: offers, health, retirement, withdrawal."""
+"""The lists for the kubelet, step by step: offers, health, retirement, withdrawal."""
 
 import math
 
@@ -432,7 +432,7 @@ def test_what_is_gone_is_unhealthy_even_if_nothing_new_can_be_offered(inventory)
 
 
 def all_on(at, count=50_000, name=GPU):
-    """GPU number `at` in so many replicas, and the other one as a whole."""
+    """GPU number `at` in `count` replicas, and the other GPU as a whole."""
     choice = msgspec.structs.replace(SharedResource("", "", 2).devices, listed=(str(at),))
     return offered(REAL, sharing=(SharedResource(GPU, name, count, devices=choice),))
 
@@ -542,7 +542,7 @@ def unhealthy(inventory, name=GPU):
 
 
 def answer(inventory, writing, asked, *, listed=NONE, written=NONE):
-    """The kubelet is asked, and the list is made of what it says; `writing` None: its checkpoint cannot be read."""
+    """Record an answer of the kubelet and settle the list. `writing` None: its checkpoint cannot be read."""
     allocated = None if writing is None else listed | written
     inventory.record_holders(listed, allocated, writing, asked)
     inventory.settle(listed | written, asked, listed)
@@ -845,7 +845,7 @@ def test_a_new_slice_waits_for_its_specification_though_an_older_one_had_its_ind
     inventory.apply(settings(sliced(30, 90)), None, 1)  # MIG-30 is a running pod's and stays as it was
     assert told(inventory) == {GPU: ["MIG-30", "MIG-90!", "MIG-60!"]}
     inventory.cdi_changed(ready(**(first | {"MIG_90": slice_nodes(90), "_0:1": slice_nodes(90)})))
-    assert told(inventory) == {GPU: ["MIG-30", "MIG-90", "MIG-60!"]}  # what is retired stays so
+    assert told(inventory) == {GPU: ["MIG-30", "MIG-90", "MIG-60!"]}  # a retired device stays retired
 
 
 def test_a_gpu_whose_index_was_another_ones_waits_for_its_specification(inventory):

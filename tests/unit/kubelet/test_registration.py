@@ -1,10 +1,6 @@
 """Registering, and registering again after everything that can part a plugin from its kubelet."""
 
 import asyncio
-import os
-import socket
-import stat
-from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -14,8 +10,8 @@ from msgspec.structs import replace
 
 from demo.stand_in_kubelet import StandInKubelet
 from demo.stand_in_kubelet.journal import EventKind
-from gpu_plugin.kubelet import endpoint, wire
-from gpu_plugin.kubelet.bounded_channel import BoundedChannel, CallError, call
+from gpu_plugin.kubelet import endpoint
+from gpu_plugin.kubelet.bounded_channel import BoundedChannel
 from gpu_plugin.kubelet.counts import FAILED
 from gpu_plugin.kubelet.directory import POLL_INTERVAL
 from gpu_plugin.kubelet.server import SocketServer
@@ -37,20 +33,15 @@ async def test_serves_before_it_registers_and_says_who_it_is(kubelet, directory)
         assert kubelet.resources[GPU].allocatable == 8
 
 
-async def test_a_refusal_is_logged_in_the_kubelets_words_and_tried_again(kubelet, directory, caplog):
-    kubelet.fail_next_register("refuse", "no room at the inn", times=2)
+@pytest.mark.parametrize("how", ["refuse", "reset", "hang"])
+async def test_a_failed_registration_is_tried_again(kubelet, directory, monkeypatch, caplog, how):
+    monkeypatch.setattr(endpoint, "REGISTER_DEADLINE", 0.1)
+    kubelet.fail_next_register(how, "no room", times=2)
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
-        assert kubelet.registrations[GPU].total == 3
-        assert kubelet.resources[GPU].streams == 1
-    assert "the kubelet refused: no room at the inn" in caplog.text
-
-
-async def test_a_register_that_loses_its_connection_is_tried_again(kubelet, directory):
-    kubelet.fail_next_register("reset", times=2)
-    async with serving(directory):
-        await kubelet.wait_for(registered(kubelet))
-        assert kubelet.registrations[GPU].most_in_flight == 1
+        count = kubelet.registrations[GPU]
+        assert (count.total, count.most_in_flight, kubelet.resources[GPU].streams) == (3, 1, 1)
+    assert ("the kubelet refused: no room" in caplog.text) == (how == "refuse")
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.0005, 0.002, 0.01])
@@ -74,14 +65,6 @@ async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, g
         server.close()
         async with StandInKubelet(directory) as kubelet:
             await kubelet.wait_for(registered(kubelet), timeout=SOON)
-
-
-async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again(kubelet, directory, monkeypatch):
-    monkeypatch.setattr(endpoint, "REGISTER_DEADLINE", 0.1)
-    kubelet.fail_next_register("hang")
-    async with serving(directory):
-        await kubelet.wait_for(registered(kubelet))
-        assert kubelet.registrations[GPU].most_in_flight == 1
 
 
 async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_dial_it(
@@ -142,18 +125,6 @@ async def test_a_directory_in_the_place_of_the_kubelets_socket_is_waited_out(dir
         assert plugin.sockets == []
 
 
-async def test_without_registering_a_socket_removed_again_and_again_is_met_ever_more_slowly(directory):
-    async with serving(directory, register=False) as plugin:
-        removed = 0
-        with anyio.move_on_after(0.6):
-            while True:
-                for path in plugin.sockets:
-                    path.unlink()
-                    removed += 1
-                await plugin.look.wait(0.05)
-        assert 1 < removed < 12
-
-
 def test_a_socket_that_goes_is_made_again_at_once_the_first_time_and_after_it_has_worked_for_long(directory):
     async def pauses():
         took = []
@@ -173,10 +144,6 @@ def test_a_socket_that_goes_is_made_again_at_once_the_first_time_and_after_it_ha
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         took = runner.run(pauses())
     assert took == pytest.approx([0, 0.05, 0.1, 0, 0.05, 0.1], rel=0.11)
-
-
-def test_the_kubelets_own_ten_seconds_end_before_our_deadline():
-    assert endpoint.REGISTER_DEADLINE > 10
 
 
 async def test_an_answer_that_comes_late_is_still_an_answer(kubelet, directory):
@@ -215,18 +182,6 @@ async def test_a_dropped_stream_leads_to_one_new_registration_within_a_second(ku
         assert kubelet.resources[GPU].allocatable == 8
 
 
-async def test_streams_dropped_again_and_again_are_met_ever_more_slowly(kubelet, directory):
-    async with serving(directory):
-        for times in range(1, 6):
-            await kubelet.wait_for(registered(kubelet, times))
-            await kubelet.drop_stream(GPU)
-        await kubelet.wait_for(registered(kubelet, 6), timeout=SOON)
-    began = [event.at for event in kubelet.events if event.kind is EventKind.REGISTER]
-    gaps = [later - earlier for earlier, later in pairwise(began)]
-    assert gaps[-1] > 3 * endpoint.FIRST_RETRY
-    assert gaps[-1] > gaps[0]
-
-
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_a_kubelet_restart_leads_to_one_new_registration_on_a_new_socket(kubelet, directory, orderly):
     async with serving(directory) as plugin:
@@ -237,39 +192,6 @@ async def test_a_kubelet_restart_leads_to_one_new_registration_on_a_new_socket(k
         assert kubelet.registrations[GPU].total == 2
         assert plugin.sockets != before
         assert len(plugin.sockets) == 1
-
-
-async def test_a_kubelet_that_stays_away_is_awaited_and_met_at_once(kubelet, directory):
-    async with serving(directory):
-        await kubelet.wait_for(registered(kubelet))
-        await kubelet.restart(pause=0.8)
-        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
-        assert kubelet.registrations[GPU].total == 2
-
-
-async def test_our_socket_alone_unlinked_is_bound_and_registered_again(kubelet, directory):
-    async with serving(directory) as plugin:
-        await kubelet.wait_for(registered(kubelet))
-        plugin.sockets[0].unlink()
-        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
-        assert len(plugin.sockets) == 1
-
-
-async def test_a_directory_removed_and_made_again_is_found_again(directory):
-    inner = directory / "device-plugins"
-    inner.mkdir()
-    async with serving(inner):
-        kubelet = StandInKubelet(inner)
-        await kubelet.start()
-        await kubelet.wait_for(registered(kubelet))
-        await kubelet.stop()
-        for entry in inner.iterdir():
-            entry.unlink()
-        inner.rmdir()
-        await kubelet.start()
-        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
-        await kubelet.stop()
-        kubelet.check()
 
 
 async def test_a_stale_event_for_the_socket_in_use_changes_nothing(kubelet, directory):
@@ -291,7 +213,7 @@ async def test_two_instances_live_side_by_side_and_the_newer_stays(kubelet, dire
         async with serving(directory) as new:
             await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
             await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 2)
-            assert len(old.sockets) == 2  # nobody removed the other's living socket
+            assert len(old.sockets) == 2  # both sockets are live and stay
             old.scope.cancel()
             await kubelet.wait_for(
                 lambda: kubelet.resources[GPU].streams == 1 and kubelet.resources[GPU].allocatable == 8
@@ -428,27 +350,8 @@ def test_what_ends_an_incarnation(change, reason):
     assert bool(said) == bool(reason)
 
 
-async def test_without_a_kubelet_socket_it_serves_and_does_not_register(directory):
-    async with serving(directory, register=False) as plugin:
-        while not plugin.sockets:
-            await plugin.look.wait(1)
-        mode = plugin.sockets[0].stat().st_mode
-        assert stat.S_ISSOCK(mode)
-        assert stat.S_IMODE(mode) == 0o600
-
-
-async def test_nobody_listening_is_a_registration_error_with_the_path(directory):
-    dead = directory / "kubelet.sock"
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(os.fspath(dead))
-    with pytest.raises(CallError, match=r"kubelet\.sock: Connection refused"):
-        await call(dead, wire.REGISTER, b"", 1, "the kubelet")
-    with pytest.raises(CallError, match="No such file"):
-        await call(directory / "none.sock", wire.REGISTER, b"", 1, "the kubelet")
-
-
 async def test_the_kubelet_that_took_the_registration_is_the_one_that_counts(kubelet, directory, monkeypatch):
-    """One that comes between our look at its socket and the call is not taken for a newer one afterwards."""
+    """A kubelet that starts between the look at its socket and the call is not taken for a newer kubelet later."""
     original, restarts = SocketServer.bind, iter([True])
 
     async def restarted(self, path):

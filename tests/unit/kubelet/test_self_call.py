@@ -1,4 +1,4 @@
-"""Calling our own server as the kubelet would, and what is remembered of how resources stand with the kubelet."""
+"""Calls of our own server as by the kubelet, and the stored state of each resource's registration."""
 
 import asyncio
 import errno
@@ -26,21 +26,13 @@ from tests.unit.kubelet.test_list_and_watch import open_stream
 OLD, NEW = Path("/dp/1.sock"), Path("/dp/2.sock")
 
 
-async def test_our_server_answers_before_and_after_the_kubelet_came(directory):
-    async with serving(directory, register=False) as plugin:
-        with anyio.fail_after(5):
-            while not plugin.sockets:
-                await plugin.look.wait(0.01)
-        assert await self_call(plugin.sockets[0]) == ""
-
-
 async def test_a_self_call_is_never_taken_for_the_kubelets_connection(kubelet, directory):
     """Neither does it keep a lost stream from being noticed, nor does its end look like one."""
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
         for _ in range(20):
             assert await self_call(plugin.sockets[0]) == ""
-        plugin.look.ring()  # whatever is over is noticed now
+        plugin.look.ring()  # a registration that is over is noticed now
         await anyio.sleep(0.05)
         assert kubelet.registrations[GPU].total == 1
         await kubelet.drop_stream(GPU)
@@ -234,14 +226,14 @@ class Deaf(StandInKubelet):
 
 @asynccontextmanager
 async def endpoints(directory, views, registered=None):
-    """Endpoints of these resources: their store, how the resources stand, and what waits until that is so."""
+    """Run endpoints of these resources. Yield their store, their registrations, and a function that waits for a condition."""
     store, look, known = SnapshotStore(), Pulse(), Registrations()
     store.publish(views)
 
     async def until(met):
         with anyio.fail_after(5):
             while not met():
-                look.ring()  # stands in for the watch on the directory
+                look.ring()  # in place of the watch on the directory
                 await anyio.sleep(0.005)
 
     made = Endpoints(Shared(store, directory / "kubelet.sock", directory, look, registered or anyio.Event(), known))

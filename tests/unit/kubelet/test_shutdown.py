@@ -76,7 +76,7 @@ async def test_a_peer_that_does_not_read_is_cut_off(plugin, connections):
         await peer.met()
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
         (cut_off,) = connections
-        cut_off.transport.write(b"\0" * (8 << 20))  # what no socket's buffer takes
+        cut_off.transport.write(b"\0" * (8 << 20))  # more than a socket's buffer
         plugin.scope.cancel()
         with anyio.fail_after(2):
             while cut_off.open_connections:

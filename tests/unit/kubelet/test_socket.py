@@ -18,10 +18,6 @@ def bound(path: Path) -> socket.socket:
     return made
 
 
-def test_a_name_tells_resource_instance_and_incarnation():
-    assert socket_path(Path("/d"), "nvidia.com/gpu", 3, "0badcafe").name == "gpu-plugin-gpu-0badcafe-3.sock"
-
-
 def test_no_two_incarnations_or_instances_share_a_name():
     names = {socket_path(Path("/d"), "nvidia.com/gpu", n, i) for n in range(3) for i in ("a", "b")}
     assert len(names) == 6

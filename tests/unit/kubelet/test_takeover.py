@@ -1,4 +1,4 @@
-"""Whether the kubelet still has our devices, and what follows where it has not."""
+"""Whether the kubelet still has our devices, and the reaction if it does not."""
 
 import itertools
 import logging
@@ -41,7 +41,7 @@ OURS = {GPU: frozenset({"GPU-0", "GPU-1"})}
     ("ours", "allocatable", "found"),
     [
         (OURS, OURS, {}),
-        (OURS, {GPU: frozenset({"GPU-1"})}, {}),  # one has just turned Unhealthy
+        (OURS, {GPU: frozenset({"GPU-1"})}, {}),  # GPU-0 has just become Unhealthy
         (OURS, {GPU: frozenset({"GPU-1", "0"})}, {}),
         (OURS, {}, {GPU: NO_DEVICES}),
         (OURS, {GPU: frozenset(), "example.com/nic": frozenset({"GPU-0"})}, {GPU: NO_DEVICES}),
@@ -114,7 +114,7 @@ def test_without_a_healthy_device_of_ours_nothing_says_that_another_plugin_is_go
 
 
 async def ask_while(monkeypatch, change, first, then, answer):
-    """What becomes of a resource that has these devices (healthy ones by True) before a question and after it, twice."""
+    """Ask twice about a resource with these devices (True: healthy) before and after the question. Return the reason."""
     store, registrations = SnapshotStore(), Registrations(clock=lambda: 0.0)
 
     async def allocatable(_socket, _patience):
@@ -297,14 +297,6 @@ async def test_tens_of_thousands_of_devices_are_judged_beside_the_loop(monkeypat
     published(watched.store, a=True)
     await watched.ask("a")
     assert [thread == loop for thread in threads] == [False, False, True, True]
-
-
-def test_what_comes_back_by_itself_is_said():
-    takeovers, theirs = Takeovers(), {GPU: frozenset({"0"})}
-    takeovers.judge(OURS, theirs, 0)
-    takeovers.judge(OURS, theirs, 3)
-    assert takeovers.judge(OURS, OURS, 6) == Outcome(back=frozenset({GPU}))
-    assert takeovers.taken == frozenset()
 
 
 def test_allocatable_devices_are_read_as_the_kubelet_writes_them():

@@ -1,4 +1,4 @@
-"""What MPS daemons left on a node is removed, unless one still runs."""
+"""Cleanup removes the files of MPS daemons from a node, unless a daemon still runs."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ def tmp_path(short_path):
 
 @pytest.fixture
 def root(tmp_path):
-    """An MPS root as a supervisor that was stopped leaves it."""
+    """An MPS root after the stop of its supervisor."""
     made = tmp_path / "mps"
     for name in ("pipe", "log"):
         (made / "nvidia.com" / "gpu" / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the cluster was told of a Node is taken back before the plugin forgets it, or the command is said that does."""
+"""Cleanup removes the condition, taint and labels of the Node, or prints the commands that do."""
 
 import json
 import threading
@@ -18,7 +18,7 @@ THEIRS = {"key": "example.com/theirs", "effect": "NoExecute"}
 
 @pytest.fixture
 def state(short_path):
-    """A state directory that remembers a condition, a taint and labels of the Node."""
+    """A state directory with the record of a condition, a taint and labels of the Node."""
     directory = short_path / "s"
     directory.mkdir()
     (directory / "cluster.json").write_text(json.dumps({"condition": True, "taint": True}))

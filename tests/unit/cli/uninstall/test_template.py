@@ -1,4 +1,4 @@
-"""The DaemonSet whose pods clean up after those of another one."""
+"""The DaemonSet whose pods clean up after another DaemonSet."""
 
 import copy
 
@@ -160,7 +160,7 @@ def test_the_directory_that_holds_the_state_directory_is_mounted_so_that_it_can_
         ({"hostPath": {"path": "/state"}}, "/var/lib/gpu-plugin", {}),  # the host's root would be mounted
         ({"emptyDir": {}}, "/var/lib/gpu-plugin", {}),
         ({"hostPath": {"path": "/srv/gpu-plugin"}}, "/var/lib/gpu-plugin", {"subPath": "a"}),
-        ({"hostPath": {"path": "/srv/elsewhere"}}, "/elsewhere", {}),  # none of ours is mounted
+        ({"hostPath": {"path": "/srv/elsewhere"}}, "/elsewhere", {}),  # not the state directory
     ],
 )
 def test_otherwise_its_content_alone_is_removed(volume, path, more):

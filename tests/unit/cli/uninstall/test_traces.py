@@ -1,4 +1,4 @@
-"""What the daemon left on a node is removed, and nothing else."""
+"""Cleanup removes the files of the daemon from a node, and no others."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ def tmp_path(short_path):
 
 @pytest.fixture
 def node(tmp_path):
-    """State, CDI and socket directory, each with a file that is somebody else's where there is room for one."""
+    """State, CDI and socket directory."""
     directories = tmp_path / "s", tmp_path / "cdi", tmp_path / "dp"
     for directory in directories:
         directory.mkdir()
@@ -36,7 +36,7 @@ def node(tmp_path):
 
 
 def write_labels(directory, state):
-    """The file of labels, as a daemon writes and remembers it."""
+    """Write the file of labels and its record, as a daemon does."""
     written = WrittenFiles(StateDirectory(state))
     FeaturesFile(directory, written).write({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "8"})
     assert written.keep()
@@ -194,11 +194,6 @@ def test_a_daemon_whose_control_socket_is_gone_is_left_alone_all_the_same(node, 
     assert (state / "state-a.log").exists()
     lock.release()
     assert str(state / "state-a.log") in remove_traces(state, cdi, sockets).removed
-
-
-def test_nothing_there_is_nothing_to_say(tmp_path):
-    done = remove_traces(tmp_path / "a", tmp_path / "b", tmp_path / "c")
-    assert (done.removed, done.left) == ([], [])
 
 
 def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, monkeypatch):

@@ -1,4 +1,4 @@
-"""A scripted device plugin, as small as grpclib lets it be: it says what a test tells it to say, right or wrong."""
+"""A small scripted device plugin, which sends any answers of a test, right or wrong."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,7 +28,7 @@ def healthy(*ids: str) -> list[m.Device]:
 
 
 class FakePlugin:
-    """Serves DevicePlugin on `endpoint` in `directory`; each ListAndWatch gets `devices`, then whatever `send` is told."""
+    """Serves DevicePlugin on `endpoint` in `directory`. Each ListAndWatch gets `devices`, and then the lists of `send`."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ async def plugin(
     registered: bool = True,
     **settings: Any,
 ) -> AsyncIterator[FakePlugin]:
-    """A plugin that serves, and has registered and been listed unless told otherwise."""
+    """A plugin that serves, and has registered and sent its list if `registered`."""
     made = FakePlugin(kubelet.directory, endpoint, devices=devices)
     for name, value in settings.items():
         assert hasattr(made, name), name

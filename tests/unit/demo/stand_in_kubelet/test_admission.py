@@ -1,4 +1,4 @@
-"""Admission: what is asked of a plugin, in which order, and what its answers do (contract 4)."""
+"""Admission: the calls of a plugin, their order, and the effects of the answers (contract 4)."""
 
 import asyncio
 import re
@@ -44,15 +44,6 @@ async def test_asks_for_a_preference_as_the_real_one_was_seen_to(kubelets, reque
         assert fake.called("allocate") == [set(admission.ids)]
         assert len(admission.ids) == request_
     kubelet.check()
-
-
-async def test_without_numa_policy_every_free_healthy_device_is_on_offer(kubelet):
-    async with plugin(kubelet, devices=[*EIGHT[:7], device("h", "Unhealthy")]) as fake:
-        first = await kubelet.admit("p", {GPU: 1})
-        await kubelet.admit("q", {GPU: 6})
-        offers = [set(ask.available_device_ids) for ask in fake.called("preferred")]
-        everything = ON_0 | ON_1 | {"g"}
-        assert offers == [everything, everything - set(first.ids)]
 
 
 async def test_gives_the_answer_as_plain_data_with_its_latencies(kubelet):
@@ -185,13 +176,6 @@ async def test_numa_policies_refuse_what_they_cannot_align(kubelets, policy, req
             assert raised.value.reason == "TopologyAffinityError"
 
 
-async def test_an_unknown_numa_node_sent_as_minus_one_cannot_be_aligned(kubelets):
-    kubelet = await kubelets(numa_policy="single-numa-node")
-    async with plugin(kubelet, devices=[device("a", "Healthy", -1)]):
-        with pytest.raises(AdmissionError, match="Topology locality"):
-            await kubelet.admit("p", {GPU: 1})
-
-
 async def test_two_resources_that_set_one_variable_differently_are_a_violation(kubelet):
     other = "nvidia.com/mig-1g.10gb"
     async with (
@@ -222,3 +206,19 @@ async def test_a_failed_pre_start_stops_the_container(kubelet):
         assert raised.value.reason == "CreateContainerError"
         await kubelet.admit("q", {GPU: 1}, start=False)
         assert len(fake.called("pre start")) == 1
+
+
+async def test_without_numa_policy_every_free_healthy_device_is_on_offer(kubelet):
+    async with plugin(kubelet, devices=[*EIGHT[:7], device("h", "Unhealthy")]) as fake:
+        first = await kubelet.admit("p", {GPU: 1})
+        await kubelet.admit("q", {GPU: 6})
+        offers = [set(ask.available_device_ids) for ask in fake.called("preferred")]
+        everything = ON_0 | ON_1 | {"g"}
+        assert offers == [everything, everything - set(first.ids)]
+
+
+async def test_an_unknown_numa_node_sent_as_minus_one_cannot_be_aligned(kubelets):
+    kubelet = await kubelets(numa_policy="single-numa-node")
+    async with plugin(kubelet, devices=[device("a", "Healthy", -1)]):
+        with pytest.raises(AdmissionError, match="Topology locality"):
+            await kubelet.admit("p", {GPU: 1})

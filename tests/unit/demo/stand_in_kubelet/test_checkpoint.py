@@ -1,7 +1,7 @@
-"""What the kubelet writes down of its pods, when, and what it knows of them after a start (contract 2.4).
+"""The kubelet's checkpoint of its pods: content, times of writing, and use after a start (contract 2.4).
 
-Rules of the stand-in that tests of the plugin rely on, where they are from, and which test has them of a real kubelet. Twins
-are in tests/cluster, in test_kubelet_books where no file is named; sources are below pkg/kubelet/cm/devicemanager:
+Rules of the stand-in that tests of the plugin need, their sources, and the tests of the same rules on a real kubelet. Twins are
+in tests/cluster (by default in test_kubelet_books). Sources are below pkg/kubelet/cm/devicemanager:
 
 | rule | source | twin |
 |---|---|---|

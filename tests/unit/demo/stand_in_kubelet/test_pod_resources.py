@@ -1,4 +1,4 @@
-"""PodResources: which pods, containers and devices it tells of (contract 1.2)."""
+"""PodResources: the pods, containers and devices in its answers (contract 1.2)."""
 
 import asyncio
 
@@ -62,22 +62,6 @@ async def test_tells_every_pod_and_container_with_each_device_and_its_numa_node(
         assert told["default", "p"]["idle"] == []
     assert kubelet.pod_resources_lists == 2
     kubelet.check()
-
-
-async def test_tells_of_sidecars_before_containers_and_of_no_other_init_container(kubelet):
-    async with plugin(kubelet, devices=healthy("a", "b", "c", "d")):
-        containers = [
-            Container("main", {GPU: 1}),
-            Container("init", {GPU: 3}, "init"),
-            Container("sidecar", {GPU: 1}, "sidecar"),
-        ]
-        admission = await kubelet.admit("p", containers=containers)
-        told = (await pods(kubelet))["default", "p"]
-        assert list(told) == ["sidecar", "main"]
-        known = {identifier for entries in told.values() for _, ids, _ in entries for identifier in ids}
-        assert known == {i for each in admission.allocations if each.container != "init" for i in each.ids}
-        assert len(known) == 2
-        assert len(kubelet.resources[GPU].allocated) == 3  # the rest stays the pod's, and nobody is told
 
 
 async def test_tells_what_is_held_and_not_what_is_being_given(kubelet):
@@ -150,9 +134,17 @@ async def test_is_served_where_it_is_told_to_be_or_nowhere(kubelets, directory):
     assert not (directory.parent / "pod-resources").exists()
 
 
-async def test_a_directory_of_another_name_has_nothing_beside_it(kubelets, directory, monkeypatch):
-    inner = directory / "plugins"
-    kubelet = type(await kubelets())(inner)
-    assert kubelet.pod_resources_socket is None
-    async with kubelet:
-        assert {path.name for path in directory.iterdir()} == {"kubelet.sock", "plugins"}
+async def test_tells_of_sidecars_before_containers_and_of_no_other_init_container(kubelet):
+    async with plugin(kubelet, devices=healthy("a", "b", "c", "d")):
+        containers = [
+            Container("main", {GPU: 1}),
+            Container("init", {GPU: 3}, "init"),
+            Container("sidecar", {GPU: 1}, "sidecar"),
+        ]
+        admission = await kubelet.admit("p", containers=containers)
+        told = (await pods(kubelet))["default", "p"]
+        assert list(told) == ["sidecar", "main"]
+        known = {identifier for entries in told.values() for _, ids, _ in entries for identifier in ids}
+        assert known == {i for each in admission.allocations if each.container != "init" for i in each.ids}
+        assert len(known) == 2
+        assert len(kubelet.resources[GPU].allocated) == 3  # the pod keeps the others, which PodResources does not list

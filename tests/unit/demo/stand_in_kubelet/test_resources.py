@@ -35,20 +35,6 @@ async def test_each_resource_is_counted_and_given_from_its_own_list(kubelet):
         assert set((await kubelet.admit("r", {SHARED: 2})).ids) == {"a::0", "a::1"}
 
 
-async def test_one_that_breaks_takes_no_other_with_it(kubelet):
-    async with (
-        plugin(kubelet, "a.sock", healthy("a")) as gpus,
-        plugin(kubelet, "b.sock", healthy("m"), resource=MIG) as slices,
-    ):
-        await kubelet.drop_stream(GPU)
-        await kubelet.wait_for(lambda: counts(kubelet) == {GPU: (1, 0), MIG: (1, 1)})
-        assert slices.dropped == 0
-        await gpus.register()
-        await kubelet.wait_for(lambda: counts(kubelet) == {GPU: (1, 1), MIG: (1, 1)})
-    assert {name: count.accepted for name, count in kubelet.registrations.items()} == {GPU: 2, MIG: 1}
-    kubelet.check()
-
-
 async def test_one_withdrawn_has_no_capacity_and_may_come_back(kubelet):
     async with (
         plugin(kubelet, "a.sock", healthy("a")),

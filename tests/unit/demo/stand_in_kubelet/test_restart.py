@@ -115,19 +115,3 @@ async def test_refuses_connections_between_bind_and_listen(directory):
 async def test_starting_twice_is_refused(kubelet):
     with pytest.raises(RuntimeError, match="runs already"):
         await kubelet.start()
-
-
-async def test_many_connections_leave_nothing_behind(kubelet):
-    async with plugin(kubelet, devices=healthy("a")) as fake:
-        for round_ in range(30):
-            await kubelet.drop_stream(GPU, ("close", "goaway")[round_ % 2])
-            await fake.register()
-            await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1, 1)
-    await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams, 1)
-    assert kubelet.registrations[GPU].accepted == 31
-    kubelet.check()
-
-
-async def test_a_wait_that_fails_says_for_what(kubelet):
-    with pytest.raises(TimeoutError, match=r"not within 0.01 s: rain. Last: kubelet started"):
-        await kubelet.wait_for(lambda: False, 0.01, "rain")
