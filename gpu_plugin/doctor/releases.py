@@ -17,11 +17,13 @@ def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
 
     Raises:
         OSError: a file of the log cannot be read.
-        ValueError: the record of health is malformed.
+        ValueError: the record of health is malformed, or a record that may have been newer is damaged.
     """
     content = read_log(state_dir)
     for error in content.errors.values():
         raise error
+    if content.unreadable:
+        raise ValueError(f"{content.unreadable} lines of the state log are damaged")
     health = content.latest.get(HEALTH)
     written = () if health is None else msgspec.json.decode(health.content.decode(), type=HealthRecord).evidence
     entries = [entry(raw) for raw in written]

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -59,10 +60,13 @@ class Requests(grpclib.server.Handler):
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], Any]) -> None:
         """Start a request, and drop it when it has ended."""
         super().accept(stream, headers, release_stream)
-        self._tasks[stream].add_done_callback(partial(self._drop, stream))
+        self._tasks[stream].add_done_callback(partial(self._drop, stream, release_stream))
 
-    def _drop(self, stream: Stream, _: "asyncio.Task[None]") -> None:
+    def _drop(self, stream: Stream, release_stream: Callable[[], Any], task: "asyncio.Task[None]") -> None:
         self._tasks.pop(stream, None)
+        if task.cancelled():
+            with suppress(KeyError):  # a request that was reset before it began has not released its stream
+                release_stream()
 
 
 class TrackedProtocol(H2Protocol):

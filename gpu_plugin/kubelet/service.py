@@ -91,8 +91,9 @@ class DevicePluginService:
         """`pairs` and `counts` are shared by the services of all resources; `clock` is steady, in seconds."""
         self._pairs = pairs or PairWatch()
         self._counts = counts or KubeletCounts()
-        self._throttle = LogThrottle()
-        """Limits the lines about requests: a controller may create pods without end that Allocate refuses."""
+        # A controller may create pods without end that Allocate refuses, so each kind of line has a limit of its own.
+        self._refused, self._unreadable = LogThrottle(), LogThrottle()
+        self._resent, self._crowded = LogThrottle(), LogThrottle()
         self._resends = TokenBucket(1, RESEND_SECONDS)
         self._foreign_list = False
         """Whether a request since the last answer follows another plugin's list. Set on any thread, read on the event loop."""
@@ -187,7 +188,7 @@ class DevicePluginService:
         """If the limit of streams is reached, end the oldest stream that is not the kubelet's, or else the oldest stream."""
         if len(self._streams) < MAX_STREAMS:
             return
-        level, more = self._throttle.next(self._clock())
+        level, more = self._crowded.next(self._clock())
         log.log(
             level,
             "%s: %d ListAndWatch streams are open, and a kubelet opens 1: ending the oldest%s",
@@ -227,7 +228,7 @@ class DevicePluginService:
         if not self._resends.take(now):
             return
         self._store.resend(self.resource)
-        level, more = self._throttle.next(now)
+        level, more = self._resent.next(now)
         log.log(
             level,
             "%s: the kubelet asked for devices that this plugin does not offer, as after another plugin has registered the "
@@ -238,7 +239,7 @@ class DevicePluginService:
 
     def _refusal(self, status: Status, sentence: str) -> GRPCError:
         """Log a refusal, if few were logged recently, and return it."""
-        level, more = self._throttle.next(self._clock())
+        level, more = self._refused.next(self._clock())
         log.log(level, "%s%s", sentence, more)
         return GRPCError(status, sentence)
 
@@ -275,7 +276,7 @@ class DevicePluginService:
         try:
             containers = wire.decode_preferred(request)
         except ValueError as error:
-            level, more = self._throttle.next(self._clock())
+            level, more = self._unreadable.next(self._clock())
             log.log(
                 level, "%s: GetPreferredAllocation: %s; leaving the choice to the kubelet%s", self.resource, error, more
             )

@@ -48,7 +48,7 @@ RESERVED = 64 * 1024  # bytes that are allocated for each file at the start; eig
 SPARE = 16 * 1024  # bytes of each file that only records of health may use
 MAX_GROWTH = 1024 * 1024  # limit in bytes for the space beyond the records in force
 
-_LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]{1,18}) ([a-z]+) .*)", re.DOTALL)  # CRC-32 of the rest, number, kind, JSON
+_LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]{1,30}) ([a-z]+) .*)", re.DOTALL)  # CRC-32 of the rest, number, kind, JSON
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -235,7 +235,11 @@ class StateLog:
                 )
             if content.unreadable:
                 lost = lost_lines(content.unreadable)
-                log.warning("%s: %s: damaged, or their write was interrupted", self.state_dir, lost)
+                log.warning(
+                    "%s: %s: damaged, or a kill interrupted their write. Stored health, orders or events may be lost",
+                    self.state_dir,
+                    lost,
+                )
             self._latest, self._events = dict(content.latest), deque(content.events)
             self._number = max((0, *content.numbers[0], *content.numbers[1]))
             for file, end in zip(self._files, content.ends, strict=True):

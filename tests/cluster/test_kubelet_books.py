@@ -87,22 +87,28 @@ def test_a_damaged_checkpoint_is_an_empty_one(cluster: Cluster, damage: str) -> 
     assert not named(pod)
 
 
-def test_pod_resources_answers_before_the_device_manager_listens_and_knows_no_devices_then(cluster: Cluster) -> None:
-    pod = cluster.pods.run("holder", gpus=1)
+def early_answer(cluster: Cluster) -> frozenset[tuple[str, str]] | None:
+    """Restart the kubelet, and return the first answer of PodResources; None if kubelet.sock was there before the answer."""
     cluster.kubelet.kill()
     dead = identity(DEVICE_PLUGINS / KUBELET_SOCKET)
     cluster.kubelet.start(wait=False)
 
     def answered() -> frozenset[tuple[str, str]]:
         try:
-            pods = listed(cluster)
+            return listed(cluster)
         except CallError as error:
             expect(holds=False, seen=error)
             raise
-        assert identity(DEVICE_PLUGINS / KUBELET_SOCKET) in (dead, None), "kubelet.sock was there first"
-        return pods
 
-    assert wait_until(answered, "PodResources answers", within=30, every=0.005) == frozenset()
+    pods = wait_until(answered, "PodResources answers", within=30, every=0.005)
+    return pods if identity(DEVICE_PLUGINS / KUBELET_SOCKET) in (dead, None) else None
+
+
+def test_pod_resources_answers_before_the_device_manager_listens_and_knows_no_devices_then(cluster: Cluster) -> None:
+    pod = cluster.pods.run("holder", gpus=1)
+    assert any(
+        early_answer(cluster) == frozenset() for _ in range(5)
+    )  # on a busy machine the first answer may come late
     assert named(pod) == set(pod.device_health)
     cluster.kubelet.wait_ready()
     cluster.wait_allocatable(GPUS)

@@ -181,6 +181,8 @@ def test_a_list_of_the_older_plugin_after_the_newer_one_has_ended(cluster: Clust
     older = plugins.start("older.sock", "x")
     newer = plugins.start("newer.sock", "y")
     plugins.end(newer)
+    if not PROMOTES:
+        plugins.wait_allocatable(0)  # the kubelet has noticed the end
     plugins.send(older, "x", "z")
     plugins.wait_allocatable(2)
     if PROMOTES:

@@ -255,7 +255,7 @@ def test_a_release_that_is_over(short_path, real, was):
     assert (seen.released(), len(seen.driver().gpus)) == ((), 8)
 
 
-@pytest.mark.parametrize("spoilt", ["refused", "a pipe", "damaged"])
+@pytest.mark.parametrize("spoilt", ["refused", "a pipe", "damaged", "no record"])
 def test_releases_that_cannot_be_read_leave_the_driver_alone(short_path, monkeypatch, real, spoilt):
     state = short_path / "state"
     state.mkdir()
@@ -267,6 +267,8 @@ def test_releases_that_cannot_be_read_leave_the_driver_alone(short_path, monkeyp
         monkeypatch.setattr("gpu_plugin.state.log.bounded", refuse)
     elif spoilt == "a pipe":
         os.mkfifo(state / FILES[0])
+    elif spoilt == "no record":
+        (state / FILES[1]).write_bytes(b"1 00000000 health {}\n")
     else:
         store(state, HEALTH, {"boot_id": 7})
     found = dict(examined(looked_at(short_path)))
