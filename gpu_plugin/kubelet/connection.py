@@ -64,6 +64,7 @@ class Requests(grpclib.server.Handler):
 
     def _drop(self, stream: Stream, release_stream: Callable[[], Any], task: "asyncio.Task[None]") -> None:
         self._tasks.pop(stream, None)
+        self._cancelled.discard(task)
         if task.cancelled():
             with suppress(KeyError):  # a request that was reset before it began has not released its stream
                 release_stream()
