@@ -145,20 +145,6 @@ async def test_thousands_of_streams_that_nobody_reads_cost_little_and_the_kubele
         await kubelet.wait_for(healthy(kubelet, 7))
 
 
-async def test_streams_that_are_reset_before_they_begin_take_no_memory(kubelet, daemon):
-    daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 8))
-    before = resident(daemon)
-    async with meeting(socket_of(daemon)) as peer:
-        for _ in range(STREAMS // 50):
-            for _ in range(50):
-                peer.h2.reset_stream(peer.begin(path=wire.LIST_AND_WATCH))
-            await peer.flush()
-        await peer.met()
-        assert resident(daemon) - before < 12
-    await serves(kubelet, daemon, "pod")
-
-
 async def test_want_of_descriptors_while_a_listener_closes_is_one_line(kubelet, daemon):
     daemon.start("--log-level", "info", descriptors=60)
     await kubelet.wait_for(healthy(kubelet, 8))

@@ -85,6 +85,19 @@ async def test_of_requests_that_were_half_sent_nothing_is_kept_after_their_conne
             await half.lost.wait(0.02)
 
 
+async def test_requests_that_are_reset_before_they_begin_are_dropped(plugin, connections):
+    async with meeting(plugin.sockets[0]) as peer:
+        for _ in range(50):
+            peer.h2.reset_stream(peer.begin())
+        await peer.flush()
+        await peer.met()
+        (reset,) = connections
+        with anyio.fail_after(5):
+            while reset.processor.streams or not reset.handler.check_closed():
+                await anyio.lowlevel.checkpoint()
+    await answers(plugin)
+
+
 async def test_another_protocol_costs_that_connection_only(kubelet, directory):
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
