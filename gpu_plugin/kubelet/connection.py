@@ -66,7 +66,7 @@ class Requests(grpclib.server.Handler):
         self._tasks.pop(stream, None)
         self._cancelled.discard(task)
         if task.cancelled():
-            with suppress(KeyError):  # a request that was reset before it began has not released its stream
+            with suppress(KeyError):  # a reset before the start of a request leaves its stream registered
                 release_stream()
 
 
