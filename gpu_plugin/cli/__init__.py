@@ -9,7 +9,7 @@ from gpu_plugin import __version__
 from gpu_plugin.runtime.printable import printable
 
 VERBS = {
-    "run": "serve this node's GPUs to its kubelet until told to stop",
+    "run": "serve this node's GPUs to its kubelet until a signal ends it",
     "mps": "run the MPS daemons of this node's shared GPUs",
     "status": "what the running daemon serves, and under which configuration",
     "doctor": "what is wrong with this node and what to do, without a daemon",

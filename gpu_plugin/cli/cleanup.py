@@ -28,7 +28,7 @@ LAST_WRITES = 2.0
 )
 @click.option("--mps", is_flag=True, help="What `gpu-plugin mps` left below --mps-root, instead.")
 @click.option("--wait", is_flag=True, help="Wait for the daemon to end instead of refusing while it runs.")
-@click.option("--stay", is_flag=True, hidden=True, help="Remove nothing, and stay until told to stop.")
+@click.option("--stay", is_flag=True, hidden=True, help="Remove nothing, and stay until a signal ends it.")
 @with_hidden_options
 def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa: FBT001 - click passes it by keyword
     """Print a line for each removed path. The exit status is 1 if a file of this plugin remains."""

@@ -27,15 +27,14 @@ from gpu_plugin.config.settings import Settings
     help="only mount a tmpfs of half the node's memory at shm in the MPS root, where none is mounted yet, and exit",
 )
 def command(mps_control_binary: str | None, mount_shm: bool, **given: object) -> int:  # noqa: FBT001
-    """Run the MPS daemons of this node's shared GPUs until told to stop.
+    """Run the MPS daemons of this node's shared GPUs until a signal ends it.
 
     Takes the options of `gpu-plugin run`, and should be given the same. Starts a daemon for each resource that the
-    configuration shares by MPS, starts it again when it fails, and tells the device plugin which are up. Ends them all on
-    SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the configuration again, SIGUSR2 logs what the
-    process does.
+    configuration shares by MPS, starts it again when it fails, and marks for the device plugin which daemons are up. Ends all
+    daemons on SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the configuration again, SIGUSR2 logs what the process does.
 
-    Exit status 0 when it was told to stop; 1 without a driver or a GPU, or where a directory or program is in the way; 2 for a
-    configuration that cannot be, or that this node cannot do.
+    Exit status 0 after such a signal; 1 without a driver or a GPU, or if a directory or a program is in the way; 2 for an
+    invalid configuration, or a configuration that this node cannot serve.
     """
     flags = given_flags(given)
     try:

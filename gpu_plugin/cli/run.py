@@ -26,14 +26,14 @@ _SLACK = 1024 * 1024  # free bytes at the end of the heap that are kept, to save
 @click.command(name="run", cls=Grouped)
 @with_options
 def command(**given: object) -> int:
-    """Serve this node's GPUs to its kubelet until told to stop.
+    """Serve this node's GPUs to its kubelet until a signal ends it.
 
     Flags win over environment variables, those over the config file. Ends on SIGTERM, SIGINT or SIGQUIT; SIGHUP
     reads the configuration again, SIGUSR2 logs what the process does. A DURATION is a number and a unit, such as 500ms, 30s, 5m
     or 24h.
 
-    Exit status 0 when it was told to stop; 1 without a driver or a GPU; 2 for a configuration that cannot be, or that this node
-    cannot do.
+    Exit status 0 after such a signal; 1 without a driver or a GPU; 2 for an invalid configuration, or a configuration that
+    this node cannot serve.
     """
     keep_small(os.environ)
     flags = given_flags(given)

@@ -103,7 +103,8 @@ class ConfigSource:
     """The source of the configuration: no file, one file, or the file of a directory that the node's label selects.
 
     Attributes:
-        changed: set whenever another file is in force or the file's content changes. The reader of the configuration clears it.
+        changed: set whenever another file is selected, the file's content changes, or a read is requested. The reader of the
+            configuration clears it. The settings of a selected file may be refused; then the former file is in force.
         complaint: why the node's label selects no file: it is not known, or its file does not exist; empty if it selects a file.
     """
 
@@ -112,8 +113,8 @@ class ConfigSource:
         self.changed = asyncio.Event()
         self.complaint = ""
         self._settings = settings
-        self._settled = anyio.Event()
-        self._file = Path(settings.config_file) if settings.config_file else None
+        self._is_selected = anyio.Event()
+        self._selected = Path(settings.config_file) if settings.config_file else None
         self._label: str | None = None
         self._label_known = anyio.Event()
         self._answered = anyio.Event()
@@ -128,11 +129,11 @@ class ConfigSource:
         self._content: str | None = None
         self._watcher = FileWatcher(self._read, self._apply)
         if settings.config_file_srcdir:
-            self._file = None
+            self._selected = None
             require_client()
             _require_kubeconfig(settings.kubeconfig)
         else:
-            self._settled.set()
+            self._is_selected.set()
 
     @cached_property
     def node(self) -> "NodeMetadata":
@@ -141,13 +142,13 @@ class ConfigSource:
 
         return NodeMetadata(self._settings.node_name, self._settings.kubeconfig)
 
-    def current(self) -> Path | None:
-        """Return the config file in force, which need not exist; None if only flags and environment are in force."""
-        return self._file
+    def selected(self) -> Path | None:
+        """Return the selected config file, which need not exist; None if only flags and environment are selected."""
+        return self._selected
 
     def wanted(self) -> Path | None:
-        """Return the config file that was requested last. It need not exist, and another file may be in force."""
-        return Path(self._settings.config_file_srcdir) / self._requested if self._requested else self._file
+        """Return the config file that was requested last. It need not exist, and another file may be selected."""
+        return Path(self._settings.config_file_srcdir) / self._requested if self._requested else self._selected
 
     @property
     def unknown(self) -> str:
@@ -168,9 +169,9 @@ class ConfigSource:
         self._watcher.notify()
         self.changed.set()
 
-    async def settled(self) -> None:
-        """Wait until a file is in force. Does not return while no file can be chosen."""
-        await self._settled.wait()
+    async def wait_selected(self) -> None:
+        """Wait until a file is selected. Does not return while no file can be chosen."""
+        await self._is_selected.wait()
 
     def _label_text(self) -> str:
         return f"the label {self._settings.node_label} of node {self._settings.node_name}"
@@ -190,11 +191,11 @@ class ConfigSource:
         return name == self._last_choice.kept
 
     async def run(self) -> None:
-        """Set `changed` whenever another file is in force or the file's content changes. Never returns."""
+        """Set `changed` whenever another file is selected or the file's content changes. Never returns."""
         if self._settings.config_file_srcdir:
             await self._follow_label()
-        elif self._file is not None:
-            await watch_file(self._file, self.changed)
+        elif self._selected is not None:
+            await watch_file(self._selected, self.changed)
         else:
             await anyio.sleep_forever()
 
@@ -269,8 +270,8 @@ class ConfigSource:
         if choice.file == self._choice.file and (seen.content == self._content or gone):
             return
         self._choice, self._content = choice, seen.content
-        self._file = Path(self._settings.config_file_srcdir) / choice.file if choice.file != NO_FILE else None
-        self._settled.set()
+        self._selected = Path(self._settings.config_file_srcdir) / choice.file if choice.file != NO_FILE else None
+        self._is_selected.set()
         self.changed.set()
 
     def _log_choice(self, seen: _Seen) -> None:

@@ -71,7 +71,7 @@ class Configuration:
         self._refused = ""
         self._faults: tuple[str, ...] = ()
         self._reloads = {"applied": 0, "unchanged": 0, "refused": 0}
-        self._file = source.current()
+        self._file_in_force = source.selected()
         self._saved = True
         self._to_save = Pulse()
         # While a write hangs, no other write begins: a disk that does not answer blocks only one thread.
@@ -111,13 +111,13 @@ class Configuration:
     async def _keep_choice(self) -> None:
         """Write the name of the file in force: the next process uses that file while it does not know the node's label."""
         while True:
-            file = self._file
+            file = self._file_in_force
             try:
                 self._saved = await self._saving.fresh(partial(self._source.keep, file), PATIENCE)
             except TimeoutError:
                 self._saved = False
                 log.warning("configuration: the name of the file in force could not be written within %g s", PATIENCE)
-            if file == self._file:
+            if file == self._file_in_force:
                 await self._to_save.wait(None if self._saved else RETRY)
 
     async def update(self, user: SettingsUser) -> None:
@@ -127,17 +127,19 @@ class Configuration:
         """
         await self._source.changed.wait()
         self._source.changed.clear()
-        path = self._source.current()
+        path = self._source.selected()
+        effect = "nothing is changed"
         try:
             new = await self._read(path)
             changed = new != self.settings
             if changed:
+                effect = "the new settings may be in effect in part until the next change"
                 user.apply_settings(new)
         except anyio.get_cancelled_exc_class():
             self._source.changed.set()  # for the next daemon of this process
             raise
         except Exception as error:  # noqa: BLE001 - the former settings stay in force
-            self._refuse(error)
+            self._refuse(error, effect)
         else:
             self._put_in_force(new, path, changed=changed)
 
@@ -151,18 +153,21 @@ class Configuration:
             raise ConfigError(f"{path or 'the configuration'}: {_for_a_restart(kept, self.settings, new)}")
         return new
 
-    def _refuse(self, error: Exception) -> None:
+    def _refuse(self, error: Exception, effect: str) -> None:
+        """Count and log an error. `effect` is the effect of an unexpected error; a ConfigError changes nothing."""
         self._reloads["refused"] += 1
-        ours = isinstance(error, ConfigError)
-        faults = error.each() if isinstance(error, ConfigError) else (str(error),)
+        faults: tuple[str, ...] = (str(error),)
+        unexpected: Exception | None = error
+        if isinstance(error, ConfigError):
+            faults, unexpected, effect = error.each(), None, "nothing is changed"
         if faults != self._faults:
             for fault in faults:
-                log.error("configuration: nothing is changed: %s", fault, exc_info=None if ours else error)
+                log.error("configuration: %s: %s", effect, fault, exc_info=unexpected)
         self._refused, self._faults = str(error), faults
 
     def _put_in_force(self, new: Settings, path: Path | None, *, changed: bool) -> None:
         recovered, self._refused, self._faults = bool(self._refused), "", ()
-        old, self._file = self.settings, path
+        old, self._file_in_force = self.settings, path
         self._to_save.ring()
         self._reloads["applied" if changed else "unchanged"] += 1
         if changed:
@@ -193,9 +198,9 @@ class Configuration:
         """
         wanted = self._source.wanted()
         return {
-            "file": str(self._file or ""),
+            "file": str(self._file_in_force or ""),
             "since": self._since,
-            "wanted": str(wanted or "") if wanted != self._file else "",
+            "wanted": str(wanted or "") if wanted != self._file_in_force else "",
             "refused": self._refused or self._source.complaint,
             "faults": list(self._faults or filter(None, [self._source.complaint])),
             "unheard": self._source.watch_trouble,
@@ -268,13 +273,13 @@ async def begin_with(
 
 async def _wait_for_choice(settings: Settings, source: ConfigSource, wait: Wait) -> None:
     with anyio.move_on_after(CHOSEN_WITHIN) as limit:
-        await source.settled()
+        await source.wait_selected()
     if limit.cancelled_caught:
         wait.tried = True
         if not (source.complaint or source.unknown):
             wait.failed = (f"{settings.config_file_srcdir} could not be read within {CHOSEN_WITHIN:g} s",)
         log.warning("configuration: nothing is served until there is a configuration: %s", wait.why)
-        await source.settled()
+        await source.wait_selected()
         wait.failed = ()
 
 
@@ -283,7 +288,7 @@ async def _first(resolve: Resolve, source: ConfigSource, wait: Wait) -> Settings
     while True:
         source.changed.clear()
         try:
-            return await _resolved(resolve, source.current())
+            return await _resolved(resolve, source.selected())
         except ConfigError as error:
             for fault in error.each():
                 log.error("configuration: nothing is served until there is a valid configuration: %s", fault)  # noqa: TRY400

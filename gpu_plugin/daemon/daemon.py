@@ -301,9 +301,9 @@ class Daemon:
         others = (
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
-            ("the health reports", partial(self._health.publish, self._recorder, self._inventory)),
+            ("the health of the listed devices", partial(self._health.publish, self._recorder, self._inventory)),
             ("the query which pods hold devices", self._attribution.run),
-            ("the retirement of devices", self._offering.settle),
+            ("the offers and the retirement of devices", self._offering.settle),
         )
         for name, run in others:
             self._parts.start_soon(forever, name, run)

@@ -115,7 +115,7 @@ async def _configured(
     strategy = ListStrategy()
     settings = await strategy.settled(settings)
     require_functions(settings)
-    log_settings(settings, source.current())
+    log_settings(settings, source.selected())
     log_strategy(settings)
     configuration = Configuration(settings, source, _checked(resolve), UNCHANGEABLE, strategy)
     return configuration, hardware_for(settings)

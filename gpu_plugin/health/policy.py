@@ -74,10 +74,10 @@ class Judgement(msgspec.Struct, frozen=True):
     empty. `firm` is True if the operator set the verdict, or the table fixes it, so that no recovery action changes it.
 
     `raised` is the verdict if the Xid happened `count` times `within` this time in seconds, or with one of the Xids of
-    `brings`. `beside` has a signal, and the verdict while that signal is open. `silent` is the verdict on a part that reports
-    no recovery action. `repeats`, `whole_gpu` and `look` are those of the table. `linked` is the first driver branch whose
-    recovery action follows this Xid, 0 for all branches, None for no branch. `resets` is True if the driver may request a
-    reset, or more, because of this Xid.
+    `brings`. `beside` has a signal, and the verdict during that signal's open latch. `silent` is the verdict on a part that
+    reports no recovery action. `repeats`, `whole_gpu` and `look` are the fields of the table's row. `linked` is the first driver
+    branch whose recovery action follows this Xid, 0 for all branches, None for no branch. `resets` is True if the driver may
+    request a reset, or more, because of this Xid.
     """
 
     verdict: Verdict

@@ -70,7 +70,8 @@ class ListFeed:
     async def _encoded(self, devices: tuple[Device, ...]) -> bytes:
         """Return the encoded list of these devices, or the last list if it would be too long."""
         apart = self._encoder.fresh(devices) >= OFF_LOOP_ENCODINGS
-        payload = await computed(self._encoder.encode, devices, apart=apart)
+        with anyio.CancelScope(shield=True):  # the encoder belongs to the thread until the encoding has ended
+            payload = await computed(self._encoder.encode, devices, apart=apart)
         if len(payload) <= wire.MAX_MESSAGE_BYTES:
             return payload
         log.error(

@@ -85,7 +85,7 @@ class Inventory:
 
     @property
     def leaving(self) -> bool:
-        """True while retired devices are still listed; call `settle` periodically."""
+        """True while retired devices are still listed, so that the holders must be queried again."""
         return bool(self.judged.retirement.since or self.judged.empty_since or self.judged.elsewhere)
 
     def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:

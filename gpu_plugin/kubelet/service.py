@@ -1,7 +1,7 @@
 """The five methods of the kubelet's DevicePlugin API for one resource.
 
-The kubelet admits pods one after the other and waits for our answer without a deadline. So every answer is a pure function of
-the request and the newest snapshot: no NVML calls, no file access, no waiting.
+The kubelet admits pods one after the other and waits for our answer without a deadline. So an answer depends only on the request
+and the newest snapshot: no NVML calls, no file access, no waiting. Allocate also stores which devices were given away.
 """
 
 import logging

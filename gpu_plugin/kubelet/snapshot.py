@@ -75,8 +75,8 @@ class ResourceView(msgspec.Struct, frozen=True):
         for device in self.resource.devices:
             new = device
             if device.visible_id in reasons:
-                fit = reasons[device.visible_id] or device.withheld or self._unreachable(device) or lacking
-                new = with_reason(device, device.withheld if device.retired else fit)
+                why = reasons[device.visible_id] or device.withheld or self._unreachable(device) or lacking
+                new = with_reason(device, device.withheld if device.retired else why)
             changed = changed or new is not device
             devices.append(new)
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self
@@ -121,7 +121,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class SnapshotStore:
-    """Holds the newest snapshot. One writer; any number of readers on the same event loop."""
+    """Holds the newest snapshot. One writer, on the event loop; readers on any thread read `current` once for each request."""
 
     def __init__(self) -> None:
         self.current = Snapshot()

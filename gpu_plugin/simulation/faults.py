@@ -1,11 +1,9 @@
 """The faults of `gpu-plugin fault` for a simulated node. A new fault is a function with the decorator `fault`."""
 
 import math
-import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 
@@ -28,6 +26,16 @@ from gpu_plugin.devices.nvml_h import (
 from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.simulation import device_nodes
 from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE
+from gpu_plugin.simulation.fault_values import (
+    Reader,
+    flag,
+    one_of,
+    read_instance,
+    read_profiles,
+    read_seconds,
+    unread,
+    whole,
+)
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 HIGHEST_XID = 999  # Xids are numbered consecutively; the numbers in NVIDIA's catalog are below 200
@@ -36,13 +44,8 @@ HIGHEST_XID = 999  # Xids are numbered consecutively; the numbers in NVIDIA's ca
 _HOTTEST = 200  # °C
 _MANY = 1_000_000  # errors
 _MAX_ENERGY = 10**15  # mJ: a kilowatt for thirty years
-_LONGEST_HANG = 86400.0  # seconds
 _MANY_TIMES = 1000  # refusals
 _MASK = 0xFFFFFFFF
-
-# Values of `mig` other than profiles: no MIG mode, and MIG mode without a MIG device (as with an empty text)
-_NONE = "none"
-_EMPTY = "empty"
 
 PERSISTENCE_MODES = ("on", "off")  # Values of `persistence-mode`; the first is the default of the hardware
 
@@ -76,9 +79,6 @@ _LACKS = {
     "pcie_width": "does not report its PCIe link",
 }
 """For each property that a GPU's profile may lack (None or False there), a text that says what its model does not do."""
-
-Reader = Callable[[object], Any]
-"""Converts the requested value of a fault. Raises ConfigError without the fault's name if the value is invalid."""
 
 Effect = Callable[..., str]
 """Applies a fault to a node, given a GPU by index, the value, and options by key.
@@ -118,69 +118,6 @@ def require(node: SimulatedNode, gpu: int, has: object, lacks: str) -> None:
 def _set_field(node: SimulatedNode, gpu: int, number: int, value: int) -> None:
     with node.changing(gpu) as now:
         now.fields = {**now.fields, number: value}
-
-
-# Readers of values
-
-
-def whole(low: int, high: int, unit: str = "") -> Reader:
-    """Return a reader of whole numbers from `low` to `high`."""
-
-    def read(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{value!r} is not a whole number")
-        if not low <= value <= high:
-            raise ConfigError(f"{value}: from {low} to {high}{unit}")
-        return value
-
-    return read
-
-
-def flag(value: object) -> None:
-    """Read a value that must be true."""
-    if value is not True:
-        raise ConfigError(f"{value!r}: it is either asked for with true or left out")
-
-
-def one_of(words: Collection[str]) -> Reader:
-    """Return a reader of one of these words."""
-
-    def read(value: object) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise ConfigError(f"{value!r}: one of {', '.join(words)}")
-        return value
-
-    return read
-
-
-def _unread(value: object) -> object:
-    """Return the value, which the effect reads because its range is the GPU's."""
-    return value
-
-
-def _seconds(value: object) -> float:
-    """Read a number of seconds up to a day."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{value!r} is not a number of seconds")
-    if not 0 < value <= _LONGEST_HANG:  # false for NaN too
-        raise ConfigError(f"{value}: from above 0 to {_LONGEST_HANG:g} seconds")
-    return float(value)
-
-
-def _profiles(value: object) -> list[str] | None:
-    """Read a list of MIG profiles; None outside MIG mode."""
-    if not isinstance(value, str):
-        raise ConfigError(f"{value!r} is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor {_EMPTY} nor {_NONE}")
-    if value.strip() == _NONE:
-        return None
-    return [part.strip() for part in value.split(",")] if value.strip() not in ("", _EMPTY) else []
-
-
-def _instance(value: object) -> str:
-    """Read a GPU instance such as 1, or a compute instance of it such as 1/0."""
-    if not isinstance(value, str) or not re.fullmatch("[0-9]{1,2}(/[0-9]{1,2})?", value):
-        raise ConfigError(f"{value!r}: a GPU instance such as 1, or a compute instance of it such as 1/0")
-    return value
 
 
 _CELSIUS = whole(-40, _HOTTEST, " °C")
@@ -333,7 +270,7 @@ def _unrepairable_memory(node: SimulatedNode, gpu: int, _: None) -> str:
 # NVLinks and PCIe
 
 
-@fault("nvlink-down", _unread)
+@fault("nvlink-down", unread)
 def _nvlink_down(node: SimulatedNode, gpu: int, value: object) -> str:
     link = _link(node, gpu, value)
     with node.changing(gpu) as now:
@@ -341,7 +278,7 @@ def _nvlink_down(node: SimulatedNode, gpu: int, value: object) -> str:
     return f"its NVLink {link} is down, until reset"
 
 
-@fault("nvlink-up", _unread)
+@fault("nvlink-up", unread)
 def _nvlink_up(node: SimulatedNode, gpu: int, value: object) -> str:
     link = _link(node, gpu, value)
     with node.changing(gpu) as now:
@@ -396,7 +333,7 @@ def _topology(node: SimulatedNode, gpu: int, place: str) -> str:
     return TOPOLOGIES[place]
 
 
-@fault("pcie-width", _unread, "pcie_width")
+@fault("pcie-width", unread, "pcie_width")
 def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
     widest = node.profile.gpus[gpu].pcie_width or 0
     lanes = whole(1, widest, " lanes")(value)
@@ -442,13 +379,13 @@ def _return(node: SimulatedNode, gpu: int, _: None) -> str:
     return "back, for whoever opens the driver from now on"
 
 
-@fault("hang", _seconds)
+@fault("hang", read_seconds)
 def _hang(node: SimulatedNode, gpu: int, seconds: float) -> str:
     node.hang(gpu, seconds)
     return f"every driver call hangs for {seconds:g} s"
 
 
-@fault("slow", _seconds)
+@fault("slow", read_seconds)
 def _slow(node: SimulatedNode, gpu: int, seconds: float) -> str:
     node.change(gpu, slow=seconds)
     return f"every driver call takes {seconds:g} s, until healed"
@@ -460,7 +397,7 @@ def _error(node: SimulatedNode, gpu: int, code: int) -> str:
     return f"every driver call fails with {code}, until healed" if code else "driver calls do not fail"
 
 
-@fault("mig", _profiles)
+@fault("mig", read_profiles)
 def _mig(node: SimulatedNode, gpu: int, profiles: list[str] | None) -> str:
     node.partition(gpu, profiles)
     device_nodes.remake(node)
@@ -508,7 +445,7 @@ def _init_error(node: SimulatedNode, value: object, times: float = math.inf) -> 
 NODE_FAULTS: Mapping[str, Effect] = {"reboot": _reboot, "init-error": _init_error}
 """Faults of the whole node by key. They get no GPU."""
 
-_OPTIONS = {INSTANCE: ("xid", _instance), TIMES: ("init-error", whole(1, _MANY_TIMES))}
+_OPTIONS = {INSTANCE: ("xid", read_instance), TIMES: ("init-error", whole(1, _MANY_TIMES))}
 """For each option, its fault and the reader of its value."""
 
 

@@ -77,7 +77,7 @@ def test_a_kubeconfig_that_can_be_none_is_refused_before_it_is_read(unfit):
 
 def test_a_kubeconfig_that_may_come_is_waited_for(tmp_path):
     asked = {"config_file_srcdir": "/configs", "node_name": "n", "kubeconfig": str(tmp_path / "later")}
-    assert ConfigSource(resolve(asked, {})).current() is None
+    assert ConfigSource(resolve(asked, {})).selected() is None
 
 
 def test_what_a_simulated_node_was_like_is_read_with_a_bound(unfit, caplog):

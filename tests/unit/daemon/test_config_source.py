@@ -38,7 +38,7 @@ class Running:
     heard: Listener
 
     def file(self):
-        path = self.source.current()
+        path = self.source.selected()
         return path.name if path else None
 
     async def becomes(self, name):
@@ -53,7 +53,7 @@ async def running(source):
         while True:
             await heard.wait()
             heard.clear()
-            source.keep(source.current())  # as the settings of every file here are taken
+            source.keep(source.selected())  # as the settings of every file here are taken
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(take)
@@ -77,9 +77,9 @@ async def by_label(api, volume, tmp_path, **more):
 
 async def test_without_a_file_nothing_changes():
     async with running(ConfigSource(resolve({}, {}))) as made:
-        await made.source.settled()
+        await made.source.wait_selected()
         await anyio.sleep(0.1)
-        assert made.source.current() is None
+        assert made.source.selected() is None
         assert made.heard.calls == 0
 
 
@@ -87,8 +87,8 @@ async def test_one_file_is_followed(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("version: v1")
     source = ConfigSource(resolve({"config_file": str(path)}, {}))
-    await source.settled()
-    assert source.current() == path
+    await source.wait_selected()
+    assert source.selected() == path
     async with running(source) as made:
         await made.heard.called(1)  # it may have changed since it was read
         path.write_text("version: v2")
@@ -98,8 +98,8 @@ async def test_one_file_is_followed(tmp_path):
 async def test_the_label_chooses_and_every_change_of_it_is_followed(api, volume, tmp_path):
     api.label("h100")
     async with by_label(api, volume, tmp_path) as made:
-        await made.source.settled()
-        assert made.source.current() == volume.directory / "h100"
+        await made.source.wait_selected()
+        assert made.source.selected() == volume.directory / "h100"
         assert made.heard.calls == 1
         await api.until(lambda: api.watchers)
         api.label("a100")
@@ -121,7 +121,7 @@ async def test_the_default_and_the_fallbacks_apply_without_a_label(api, volume, 
     elsewhere = str(tmp_path / "elsewhere")
     async with by_label(api, volume, tmp_path, fallback_strategies="empty", state_dir=elsewhere) as made:
         await made.heard.called(1)
-        assert made.source.current() is None
+        assert made.source.selected() is None
         assert made.source.complaint == ""
 
 
@@ -152,7 +152,7 @@ async def test_an_unreadable_directory_at_the_start_delays_the_start(api, tmp_pa
         await said(
             caplog, "cannot be read: No such file or directory; nothing is served until there is a valid configuration"
         )
-        assert not made.source._settled.is_set()
+        assert not made.source._is_selected.is_set()
 
 
 async def test_a_choice_is_stored_once_its_settings_are_in_force(api, volume, tmp_path):
@@ -240,7 +240,7 @@ async def test_a_late_directory_delays_the_start(api, tmp_path, caplog):
         await said(
             caplog, "no configuration files are available; nothing is served until there is a valid configuration"
         )
-        assert not made.source._settled.is_set()
+        assert not made.source._is_selected.is_set()
         volume.write(default="d")  # which is not what the label asks for
         await said(caplog, "no configuration files are available")
         await anyio.sleep(0.3)
@@ -258,7 +258,7 @@ async def test_an_absent_api_delays_the_start_without_a_former_choice(api, volum
         api, volume, tmp_path, kubeconfig=kubeconfig, default_config="a100", fallback_strategies="named,empty"
     ) as made:
         await said(caplog, "nothing is served until there is a valid configuration")
-        assert not made.source._settled.is_set()
+        assert not made.source._is_selected.is_set()
         assert "the Kubernetes API cannot be reached" in made.source.complaint
         await api.start()
         await made.becomes("h100")
@@ -304,7 +304,7 @@ async def test_a_choice_of_another_node_or_label_is_not_used(api, volume, tmp_pa
     other = {name: value or str(tmp_path / "elsewhere") for name, value in other.items()}
     async with by_label(api, volume, tmp_path, kubeconfig=kubeconfig, **other) as made:
         await said(caplog, "nothing is served until there is a valid configuration")
-        assert not made.source._settled.is_set()
+        assert not made.source._is_selected.is_set()
 
 
 async def test_a_choice_that_cannot_be_stored_deletes_the_former_choice(volume, tmp_path, monkeypatch):
@@ -335,7 +335,7 @@ async def test_missing_rights_do_not_select_a_fallback(api, volume, tmp_path, ca
     api.refusals = [("get", 403)] * 1000
     async with by_label(api, volume, tmp_path, fallback_strategies="named") as made:
         await said(caplog, "nothing is served until there is a valid configuration")
-        assert not made.source._settled.is_set()
+        assert not made.source._is_selected.is_set()
         assert "403" in made.source.complaint
         assert "ClusterRole" in made.source.complaint
 
@@ -345,7 +345,7 @@ async def test_no_file_is_chosen_before_the_label_is_known(api, volume, tmp_path
     api.refusals = [("get", 503)] * 3
     api.label("h100")
     async with by_label(api, volume, tmp_path, default_config="a100") as made:
-        await made.source.settled()
+        await made.source.wait_selected()
         assert made.file() == "h100"
         assert made.heard.calls == 1
 
@@ -397,6 +397,6 @@ async def test_the_reason_of_an_unknown_label_is_available_until_it_is_known(api
             while not source.unknown.startswith(f"{waiting}the Kubernetes API cannot be reached: "):
                 await anyio.sleep(0.005)
             await api.start()
-            await source.settled()
+            await source.wait_selected()
     assert source.unknown == ""
     assert ConfigSource(resolve({}, {})).unknown == ""

@@ -117,6 +117,16 @@ async def test_what_cannot_be_read_is_said_once_and_the_last_good_one_stays(erro
         assert len(taken) == 1
 
 
+@pytest.mark.parametrize(("refusal", "is_whole"), [(ConfigError("no"), True), (ZeroDivisionError("odd"), False)])
+async def test_a_failure_while_settings_are_applied_is_not_logged_as_no_change(refusal, is_whole, caplog):
+    wanted = Wanted(replace(BASE, mig_strategy="single"))
+    async with running(wanted, refusal=refusal) as (configuration, _):
+        configuration.request_read()
+        await counted(configuration, refused=1)
+        assert configuration.settings is BASE
+        assert ("nothing is changed" in caplog.text) is is_whole
+
+
 async def test_all_that_is_wrong_with_a_file_is_logged_and_told_a_line_each(caplog):
     faults = [Fault(f"{number} is not one of them", "c.yaml", number, "flags.migStrategy") for number in range(1, 4)]
     wanted = Wanted(ConfigError.of(faults))
@@ -208,11 +218,11 @@ class Chosen:
         self.known, self.again, self.changed = anyio.Event(), anyio.Event(), asyncio.Event()
         self.unknown, self.complaint, self.watch_trouble = "waiting for the label", "", ""
 
-    def current(self):
+    def selected(self):
         return "/config/default"
 
     def wanted(self):
-        return self.current()
+        return self.selected()
 
     def look_again(self):
         self.known.set()
@@ -221,7 +231,7 @@ class Chosen:
     def keep(self, file):
         self.kept = file
 
-    async def settled(self):
+    async def wait_selected(self):
         await self.known.wait()
 
     async def run(self):
@@ -336,7 +346,7 @@ async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tm
     configuration = Configuration(BASE, source, wanted, ())
     status = configuration.status()
     assert (status["file"], status["wanted"]) == (str(file), "")
-    source._file = other = tmp_path / "another"  # like a changed label
+    source._selected = other = tmp_path / "another"  # like a changed label
     assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
     async with following(configuration):
         wanted.settings, good = ConfigError("another:1: no"), wanted.settings  # the watch requests the first read
@@ -372,7 +382,7 @@ async def test_the_file_in_force_is_remembered_after_each_reading_and_again_unti
                 await anyio.sleep(0.001)
             assert configuration.storage_trouble == ""
             source.works = False
-            source._file = Path("/etc/exclusive")
+            source._selected = Path("/etc/exclusive")
             configuration.request_read()
             while source.kept.count(Path("/etc/exclusive")) < 3:
                 await anyio.sleep(0.001)

@@ -123,6 +123,42 @@ class TestFeed:
         assert fed.payload == b""
 
 
+async def test_a_list_is_encoded_on_one_thread_at_a_time_also_after_a_cancellation(monkeypatch):
+    monkeypatch.setattr(feed, "OFF_LOOP_ENCODINGS", 1)
+    original, begun, free = wire.ListEncoder.encode, threading.Event(), threading.Event()
+    busy: list[object] = []
+    together: list[object] = []
+
+    def slow(encoder, asked):
+        together.extend(busy)
+        busy.append(asked)
+        begun.set()
+        assert free.wait(5)
+        busy.remove(asked)
+        return original(encoder, asked)
+
+    monkeypatch.setattr(wire.ListEncoder, "encode", slow)
+    store = SnapshotStore()
+    store.publish({GPU: view(devices(4))})
+    made = ListFeed(GPU, store)
+    async with anyio.create_task_group() as tasks:
+        scope = anyio.CancelScope()
+
+        async def cancelled():
+            with scope:
+                await made.refresh()
+
+        tasks.start_soon(cancelled)
+        await anyio.to_thread.run_sync(begun.wait)
+        scope.cancel()
+        store.publish({GPU: view(devices(3))})
+        tasks.start_soon(made.refresh)
+        await anyio.wait_all_tasks_blocked()
+        free.set()
+    assert not together
+    assert made.payload == original(wire.ListEncoder(), devices(3))
+
+
 @pytest.mark.parametrize("sick_first", [False, True])
 async def test_what_is_published_while_a_list_is_encoded_on_a_thread_is_not_lost(monkeypatch, sick_first):
     """The list that is being encoded may equal the former list. A change during the encoding must still be sent."""

@@ -132,6 +132,18 @@ def test_a_full_disk_takes_any_number_of_faults_and_events(state, log, monkeypat
     assert not caplog.records
 
 
+def test_on_a_full_disk_an_event_without_room_is_refused(state, log, monkeypatch):
+    full(monkeypatch)
+    assert log.write(HEALTH, "x" * (RESERVED - 1500))
+    accepted = []
+    for number in range(300):
+        if log.add_event(number):
+            accepted.append(number)
+            assert events(state)[-1] == number
+    assert 0 < len(accepted) < 300
+    assert latest(state) == "x" * (RESERVED - 1500)
+
+
 def test_on_a_full_disk_gpus_and_devices_leave_room_for_health(state, log, monkeypatch, caplog):
     log.write(DEVICES, "former")
     with monkeypatch.context() as disk:
