@@ -86,9 +86,9 @@ class Signal(msgspec.Struct, frozen=True):
     True if a latch closes by proof of a recovery (`proof.after_recovery`), which depends on the readings of other signals: such
     a signal is judged after those.
 
-    Words for people: `action` is advice, with `{gpu}` for the GPU. `clears` names the end of a latch that needs no recovery.
+    Words for people: `action` is advice, with `{gpu}` for the GPU. `clears` is the condition that ends a latch without a recovery.
     Both can also be functions of the case. `recovery` names the recoveries that close a latch if they differ from those of its
-    proof, with `{reset}` for the commands, and `shown` names their evidence.
+    proof, and `shown` is a sentence about their evidence.
 
     `until` returns the Unix time in seconds at which silence closes a latch, None if that is not known yet. `overridable`
     returns True if an operator's override closes a latch although its verdict is essential.

@@ -36,7 +36,7 @@ class SlowMinutes(Level, frozen=True):
     "check the node's cooling and power supply",
     memory=SlowMinutes(),
     asks=("clocks_event_reasons",),
-    clears="ten minutes in which neither heat nor the power brake holds the clocks down",
+    clears="neither heat nor the power brake holds the clocks down for ten minutes",
 )
 def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Sample, ctx: Context) -> Latch[SlowMinutes] | None:
     """Opens if heat or power held the clocks down in 60 % of ten minutes; closes after ten minutes without.

@@ -15,7 +15,7 @@ from gpu_plugin.health.signals.recovery_action import asks
     SignalKind.READING,
     RESET,
     asks=("ecc_uncorrected",),
-    clears="a count of uncorrected errors that was set back to 0",
+    clears="the count of uncorrected errors is 0 again",
     recovers=True,
 )
 def ecc_uncorrected(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> Latch[Memory] | None:

@@ -12,7 +12,7 @@ from gpu_plugin.health.signal import Context, SignalKind, signal
     SignalKind.READING,
     "look at the log of the plugin and of the kernel; reload the driver if this continues",
     sees=(EventDelivery, XidEvent, DriverEvent),
-    clears="the wait for the driver's events working again",
+    clears="the driver delivers events again",
 )
 def events(
     latch: Latch[Memory] | None, seen: EventDelivery | XidEvent | DriverEvent, ctx: Context

@@ -53,7 +53,7 @@ def advice(case: Case) -> str:
     advice,
     memory=GRADED,
     asks=("fabric",),
-    clears="three looks in a row at a fabric that is joined and sound",
+    clears="three checks in a row find its fabric joined and sound",
 )
 def fabric(latch: Latch[Graded] | None, seen: Sample, ctx: Context) -> Latch[Graded] | None:
     """Opens on two looks at a fabric that is not ready or not sound; closes on three looks at a ready and sound fabric.

@@ -25,7 +25,7 @@ def withheld(why: str) -> Latch[Memory]:
     return Latch(NOTHING, Verdict.FATAL, why)
 
 
-@signal(NAME, SignalKind.GUARD, KERNEL_LOG, sees=(), clears="one good look", influence=OperatorInfluence.NONE)
+@signal(NAME, SignalKind.GUARD, KERNEL_LOG, sees=(), clears="a check succeeds", influence=OperatorInfluence.NONE)
 def first_look(latch: Latch[Memory] | None, _seen: Observation, _ctx: Context) -> Latch[Memory] | None:
     """Return the latch unchanged: only the ledger changes it."""
     return latch

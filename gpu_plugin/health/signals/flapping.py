@@ -41,8 +41,8 @@ def clears(case: Case) -> str:
     """Return words for people about the end of a hold."""
     end = until(case.latch)
     if case.now >= end or not case.policy.flap_hold:
-        return "the next good look at it"
-    return f"time: it is held back until {utc(end)}, {duration(end - case.now)} from now"
+        return "a check succeeds"
+    return f"its hold ends at {utc(end)}, {duration(end - case.now)} from now"
 
 
 @signal(

@@ -26,7 +26,7 @@ class HeatMemory(Measured, frozen=True):
     COOL,
     memory=HeatMemory(),
     asks=("temperature", "memory_temperature"),
-    clears="GPU and memory 5 °C below their limits for two minutes",
+    clears="GPU and memory are 5 °C below their limits for two minutes",
 )
 def slowdown_temperature(latch: Latch[HeatMemory] | None, seen: Sample, ctx: Context) -> Latch[HeatMemory] | None:
     """Opens if four samples reach the GPU's slowdown threshold, or the highest temperature of its memory.

@@ -12,16 +12,13 @@ from gpu_plugin.health.signal import Context, OperatorInfluence, SignalKind, sig
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
 
 # Words for people about the recoveries of a lost GPU
-RECOVERY = (
-    "a reset of the GPU ({reset}), a reboot of the node, or the driver rebound to the GPU "
-    "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released)"
-)
+RECOVERY = "the GPU was reset, the node rebooted, or the driver bound to the GPU again"
 
 
 # Words for people about the evidence of its recovery
 SHOWN = (
-    "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that restarted and, "
-    "without persistence mode, in an answer to another process than the one that lost it"
+    "The recovery shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that restarted "
+    "and, without persistence mode, in an answer to another process than the one that lost it."
 )
 
 
@@ -98,7 +95,7 @@ def _answered(latch: Latch[LostMemory], seen: Sample) -> Latch[LostMemory]:
     RESET,
     memory=LEVEL,
     influence=OperatorInfluence.NONE,
-    clears="three looks in a row at which no reset is required",
+    clears="no reset is required at three checks in a row",
 )
 def reset_required(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens on NVML_ERROR_RESET_REQUIRED; closes after three looks in a row without it: the driver itself reports the end."""

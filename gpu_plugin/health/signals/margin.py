@@ -41,7 +41,7 @@ def cooled(case: Case) -> str:
     cool = (_relative(case.facts.margins.slowdown) or 0) + ABOVE
     seconds = case.policy.temperature_recovery
     unfit = f" ({seconds:g} s if it was FATAL)" if seconds != COOL_SECONDS else ""
-    return f"{cool} °C or more to its T.Limit, at every look for {COOL_SECONDS:g} s{unfit}"
+    return f"it stays {cool} °C or more below its T.Limit for {COOL_SECONDS:g} s{unfit}"
 
 
 @signal("margin", SignalKind.READING, COOL, memory=MarginMemory(), asks=("margin",), clears=cooled)

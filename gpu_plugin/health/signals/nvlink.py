@@ -69,7 +69,7 @@ class Links(Memory, frozen=True):
     RESET,
     memory=Links(),
     asks=("nvlinks",),
-    clears="three looks in a row at which every link is up that ever was",
+    clears="three checks in a row find every link up that was up before",
 )
 def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Links] | None:
     """DEGRADED if a link that was up is down at two looks in a row, FATAL if links stay down for `STAYS_DOWN`.
@@ -111,7 +111,7 @@ def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Link
     "look at nvidia-smi nvlink --errorcounters -i {gpu}, and at the links' cables or bridges",
     memory=Counted(),
     asks=COUNTERS[:2],
-    clears="an hour without a failed recovery and with few CRC errors",
+    clears="an hour passes without a failed recovery and with few CRC errors",
 )
 def nvlink_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
     """Opens on a recovery that failed, or on too many CRC errors within an hour; closes after an hour without either.

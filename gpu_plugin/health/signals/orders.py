@@ -24,14 +24,9 @@ class Release(Memory, frozen=True):
     resumed: bool = False
 
 
-def lifting(case: Case) -> str:
-    """Return the command that lifts a cordon."""
-    return f"gpu-plugin uncordon --gpu {case.gpu}"
-
-
 def resuming(case: Case) -> str:
-    """Return the command or the look that ends a release."""
-    return f"gpu-plugin resume --gpu {case.gpu}" if released(case.latch) else "the first good look at it"
+    """Return words for people about the end of a release."""
+    return "an operator resumes it" if released(case.latch) else "a check succeeds"
 
 
 def advice(case: Case) -> str:
@@ -39,7 +34,13 @@ def advice(case: Case) -> str:
     return "resume it once the work on it is done" if released(case.latch) else ""
 
 
-@signal(CORDON, SignalKind.ORDER, "lift it once new pods may have the GPU", sees=(Order,), clears=lifting)
+@signal(
+    CORDON,
+    SignalKind.ORDER,
+    "lift it once new pods may have the GPU",
+    sees=(Order,),
+    clears="an operator lifts the cordon",
+)
 def cordon(latch: Latch[Memory] | None, seen: Order, ctx: Context) -> Latch[Memory] | None:
     """Opens and closes by order of the operator alone."""
     if seen.verb == "cordon":
@@ -55,7 +56,7 @@ def cordon(latch: Latch[Memory] | None, seen: Order, ctx: Context) -> Latch[Memo
     SignalKind.ORDER,
     "remove it from the annotation once new pods may have the GPU",
     sees=(Order,),
-    clears=f"the Node's annotation {ANNOTATION} no longer naming it",
+    clears=f"the Node's annotation {ANNOTATION} no longer names it",
 )
 def annotated(latch: Latch[Memory] | None, seen: Order, ctx: Context) -> Latch[Memory] | None:
     """Opens and closes by the Node's annotation."""

@@ -21,7 +21,7 @@ COUNTERS = Counters("pcie_fatal_errors", "pcie_replays", REPLAYS, WITHIN)
     "have the GPU, its riser or its slot inspected",
     memory=LEVEL,
     asks=("pcie_width", "pcie_max_width"),
-    clears="four looks in a row at all its lanes",
+    clears="four checks in a row find all its lanes",
 )
 def pcie_width(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens after four looks at fewer lanes than the link could have; closes after four looks at all lanes.
@@ -47,7 +47,7 @@ def pcie_width(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[
     f"have the GPU, its riser or its slot inspected; {RESET}",
     memory=Counted(),
     asks=COUNTERS[:2],
-    clears="ten minutes without many replays",
+    clears="ten minutes pass without many replays",
     recovers=True,
 )
 def pcie_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:

@@ -14,7 +14,7 @@ from gpu_plugin.health.signal import Context, OperatorInfluence, SignalKind, sig
     "look at the kernel's log and at lspci; bind the driver to the GPU again, or have the GPU reseated",
     memory=LEVEL,
     influence=OperatorInfluence.NONE,
-    clears="three looks in a row that find it",
+    clears="three checks in a row find it",
 )
 def vanished(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens if the driver or the bus does not list the GPU at two looks in a row; closes after three looks that reach it."""
@@ -27,7 +27,7 @@ def vanished(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Le
     "load the driver, or bring it and its library to the same version",
     memory=LEVEL,
     influence=OperatorInfluence.NONE,
-    clears="three looks in a row that the driver answers; it is replaced between gpu-plugin release and gpu-plugin resume",
+    clears="the driver answers three checks in a row",
 )
 def driver(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens if the driver is not loaded, or has another version than its library; closes after three good looks."""

@@ -65,7 +65,7 @@ def advice(case: Case) -> str:
     advice,
     memory=RequestedAction(),
     asks=("recovery_action",),
-    clears="three looks in a row at which the driver asks for nothing",
+    clears="the driver asks for nothing at three checks in a row",
 )
 def recovery_action(latch: Latch[RequestedAction] | None, seen: Sample, ctx: Context) -> Latch[RequestedAction] | None:
     """Opens at once on any action; closes after three looks in a row at which the driver requested none.

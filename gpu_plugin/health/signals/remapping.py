@@ -11,7 +11,7 @@ from gpu_plugin.health.signal import Context, SignalKind, signal
     SignalKind.READING,
     RESET,
     asks=("remap_pending",),
-    clears="no remapping that waits for a reset",
+    clears="no remapping waits for a reset",
     recovers=True,
 )
 def remap_pending(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> Latch[Memory] | None:

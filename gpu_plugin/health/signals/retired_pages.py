@@ -16,7 +16,7 @@ REPLACED_AT = 60
     f"{RESET}; at {REPLACED_AT} pages {REPLACE}",
     memory=LEVEL,
     asks=("retired_pending", "retired_pages"),
-    clears="no retirement that waits for a reset",
+    clears="no retirement waits for a reset",
 )
 def retired_pages(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """DEGRADED while a retirement waits for a reset, FATAL from `REPLACED_AT` pages on."""

@@ -13,8 +13,8 @@ BELOW = 5  # °C under slowdown that are cool
 def cooled(case: Case) -> str:
     """Return words for people about the readings that close the latch."""
     cool, seconds = coolness(case.facts), case.policy.temperature_recovery
-    below = f"below {cool} °C" if cool is not None else "cool"
-    return f"a temperature {below}, at every look for {seconds:g} s" if seconds else f"a temperature {below}"
+    below = f"below {cool} °C" if cool is not None else "low"
+    return f"its temperature stays {below} for {seconds:g} s" if seconds else f"its temperature is {below}"
 
 
 @signal("temperature", SignalKind.READING, COOL, memory=Measured(), asks=("temperature",), clears=cooled)

@@ -61,7 +61,12 @@ class Answers(Memory, frozen=True):
 
 
 @signal(
-    "hung", SignalKind.READING, REBOOT, memory=LEVEL, influence=OperatorInfluence.NONE, clears="three answers in a row"
+    "hung",
+    SignalKind.READING,
+    REBOOT,
+    memory=LEVEL,
+    influence=OperatorInfluence.NONE,
+    clears="it answers three times in a row",
 )
 def hung(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens when a call did not return in time; closes after three good looks in a row."""
@@ -69,7 +74,7 @@ def hung(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level]
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
-@signal("unanswered", SignalKind.READING, KERNEL_LOG, memory=Answers(), clears="five answers in a row")
+@signal("unanswered", SignalKind.READING, KERNEL_LOG, memory=Answers(), clears="it answers five times in a row")
 def unanswered(latch: Latch[Answers] | None, seen: Sample, ctx: Context) -> Latch[Answers] | None:
     """DEGRADED if three of five looks within two minutes failed, FATAL at the tenth failure; closes after five good in a row.
 

@@ -107,13 +107,13 @@ def advice(case: Case) -> str:
 
 
 def lowered_by(case: Case) -> str:
-    """The way in which a driver can make a FATAL Xid DEGRADED, as words that can end a sentence; empty if it cannot."""
+    """The way in which a driver can make a FATAL Xid DEGRADED, as a sentence; empty if it cannot."""
     judged, facts, memory = case.policy.xids.judge(int(case.key.part)), case.facts, case.latch.memory
     linked = facts.says_action and judged.answered_by(facts.driver_branch)
     if case.latch.verdict is not Verdict.FATAL or not linked or judged.firm or memory.asked:
         return ""
     seconds = duration(PROVEN_SECONDS), duration(memory.unasked.seconds)
-    return "DEGRADED once the driver asks for nothing for {} ({} of it so far)".format(*seconds)
+    return "It becomes DEGRADED if the driver asks for nothing for {} ({} of it so far).".format(*seconds)
 
 
 @signal(
