@@ -36,6 +36,7 @@ from gpu_plugin.runtime.supervision import forever
 from gpu_plugin.runtime.threads import begin
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.records import OWN_MARKS_FILE, OwnMarks
+from gpu_plugin.status import model
 
 if TYPE_CHECKING:
     from gpu_plugin.cluster.events import EventWriter
@@ -120,12 +121,10 @@ class ClusterReporting:
         if self._keeper is not None:
             self._keeper.changed()
 
-    def status(self) -> Mapping[str, object] | None:
-        """Return the entry for `gpu-plugin status`; None if the settings enable no report.
+    def status(self) -> model.Cluster | None:
+        """Return the entry of the status; None if the settings enable no report.
 
-        `trouble` has a sentence for each part that does not work, and for each name in the annotation that matches no GPU.
-        `cordoned` has the uuids of the GPUs that the annotation cordons. `requests` counts the requests since the start, and
-        the failed requests, without the watch.
+        A name in the annotation that matches no GPU is trouble. The requests are without the watch.
         """
         settings = self._configuration.settings
         if not _reports(settings):
@@ -138,13 +137,13 @@ class ClusterReporting:
             trouble.append(f"condition and taint of the Node are not written: {self._keeper.trouble}")
         if settings.cordon_annotation:
             trouble += self._cordons.complaints
-        return {
-            "node": api.node_name,
-            "requests": {"sent": api.requests, "failed": api.failures},
-            "events": {"written": events.written, "dropped": events.dropped, "waiting": events.waiting},
-            "cordoned": sorted(self._cordons.uuids) if settings.cordon_annotation else [],
-            "trouble": [each for each in trouble if each],
-        }
+        return model.Cluster(
+            node=api.node_name,
+            requests={"sent": api.requests, "failed": api.failures},
+            events={"written": events.written, "dropped": events.dropped, "waiting": events.waiting},
+            cordoned=tuple(sorted(self._cordons.uuids)) if settings.cordon_annotation else (),
+            trouble=tuple(filter(None, trouble)),
+        )
 
     async def run(self) -> None:
         """Run the parts that the settings enable. Never returns."""

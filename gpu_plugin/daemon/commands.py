@@ -44,7 +44,7 @@ class Commands:
         self._takeover = takeover
         self._now = now
         verbs = {name: self._then_poll(verb) for name, verb in simulated.items()}
-        verbs |= {**operations.verbs, "explain": view.explain}
+        verbs |= operations.verbs
         self._verbs = {
             name: events.order(name, self._after_takeover(verb)) if name in LOGGED_VERBS else events.resolved(verb)
             for name, verb in verbs.items()

@@ -20,6 +20,7 @@ from gpu_plugin.daemon.list_strategy import ListStrategy
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.threads import SlowCall, begin
+from gpu_plugin.status import model
 
 if TYPE_CHECKING:
     from gpu_plugin.cluster.node_metadata import NodeMetadata
@@ -187,26 +188,19 @@ class Configuration:
         size = len(json.dumps(content))
         return content if size <= LONGEST_IN_FULL else {"left_out_bytes": size}
 
-    def status(self) -> Mapping[str, object]:
-        """The settings in force, and the reasons why others are not.
-
-        `file` is the file of the settings in force, "" for none, `since` its time (Unix time in seconds). `wanted` is the file
-        that was requested last, "" if its settings are in force. `refused` is the reason why the requested settings are not in
-        force, `unheard` the reason why a change of the node's label would be missed; both are "" if nothing is wrong. `faults`
-        has a sentence for each error in the refused settings. `without_effect` has flags and variables that change nothing.
-        `reloads` counts outcomes.
-        """
+    def status(self) -> model.Configuration:
+        """Return the settings in force, and the reasons why others are not."""
         wanted = self._source.wanted()
-        return {
-            "file": str(self._file_in_force or ""),
-            "since": self._since,
-            "wanted": str(wanted or "") if wanted != self._file_in_force else "",
-            "refused": self._refused or self._source.complaint,
-            "faults": list(self._faults or filter(None, [self._source.complaint])),
-            "unheard": self._source.watch_trouble,
-            "without_effect": list(map(str, self.settings.without_effect)),
-            "reloads": dict(self._reloads),
-        }
+        return model.Configuration(
+            file=str(self._file_in_force or ""),
+            since=self._since,
+            wanted=str(wanted or "") if wanted != self._file_in_force else "",
+            refused=self._refused or self._source.complaint,
+            faults=tuple(self._faults or filter(None, [self._source.complaint])),
+            unheard=self._source.watch_trouble,
+            without_effect=tuple(map(str, self.settings.without_effect)),
+            reloads=dict(self._reloads),
+        )
 
 
 def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:

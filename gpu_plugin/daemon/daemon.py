@@ -177,7 +177,7 @@ class Daemon:
             counts=self._counts,
             call_times=call_times,
         )
-        self._content = ListenerContent(configuration.store, self._view, self._attribution, event_store)
+        self._content = ListenerContent(configuration.store, self._view)
         self._commands = Commands(
             state_dir,
             hardware.verbs,

@@ -16,6 +16,7 @@ from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, ResourceRegi
 from gpu_plugin.runtime.control import RefusedError
 from gpu_plugin.runtime.control.server import Verb, asking
 from gpu_plugin.state.event_store import Event, EventStore
+from gpu_plugin.status import model
 
 LONGEST_REPLY = 900_000
 """Limit in bytes for the events in one reply of the control socket, whose own limit is 1 MiB."""
@@ -79,16 +80,16 @@ class EventLog:
             how = "no longer registered" if before.registered is not None else "not registered"
             self.store.add("registration", f"{resource}: {how}: {after.why}", resource=resource)
 
-    def configuration(self, status: Mapping[str, Any]) -> None:
-        """Add the result of a read of the configuration; `status` is `Configuration.status`."""
-        refused, applied = str(status["refused"]), int(status["reloads"]["applied"])
+    def configuration(self, status: model.Configuration) -> None:
+        """Add the result of a read of the configuration."""
+        refused, applied = status.refused, status.reloads["applied"]
         if self._refused and not refused and applied == self._applied:
             self.store.add("configuration", "nothing is refused any more: the requested configuration is in force")
         if applied > self._applied:
             self._applied = applied
-            self.store.add("configuration", f"applied: {status['file'] or 'flags and environment'}")
+            self.store.add("configuration", f"applied: {status.file or 'flags and environment'}")
         if refused and refused != self._refused:
-            why = "; ".join(status.get("faults", ())) or refused
+            why = "; ".join(status.faults) or refused
             self.store.add("configuration", f"refused; the former configuration stays in force: {why}")
         self._refused = refused
 

@@ -18,8 +18,8 @@ from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.recorder import Recorder
+from gpu_plugin.status.readings import Readings
 from gpu_plugin.telemetry.health_reports import HealthReports, RepeatedXids, tell, whose
-from gpu_plugin.telemetry.readings import Readings
 
 log = logging.getLogger(__name__)
 

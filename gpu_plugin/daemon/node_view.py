@@ -1,6 +1,6 @@
-"""The views of the daemon's state: status, facts for probes, explanations of health, the status page, and the topology.
+"""The status of the daemon, facts for probes, and the topology, made from the state of the daemon's parts.
 
-All output for people and programs is read here. The views read the parts and change nothing.
+The parts are read and not changed.
 """
 
 import math
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
+from msgspec.structs import replace
 
 from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.daemon import node_status
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.configuration import Configuration, Wait
 from gpu_plugin.daemon.event_log import EventLog
@@ -28,40 +28,60 @@ from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.absent import missing_gpus
-from gpu_plugin.devices.gpu_names import short_bus_id
-from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.devices.node import Node
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.inventory import Inventory
-from gpu_plugin.kubelet.pod_listing import Pods
+from gpu_plugin.kubelet.pod_listing import Holder
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import ResourceView
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.state.recorder import Recorder
+from gpu_plugin.status import gpus, model
+from gpu_plugin.status.model import Status
+from gpu_plugin.status.problems import headline, problems
+from gpu_plugin.status.remedies import Shell
 from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:
-    from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
+    from gpu_plugin.kubelet.pod_listing import HoldersByDevice
+    from gpu_plugin.placement.views.report import Offered, OfferedResource
     from gpu_plugin.telemetry.listener.checks import Facts
-    from gpu_plugin.telemetry.listener.page_data import Material
+
+DEVICES_PER_PIECE = 500  # Devices that are converted before other tasks run: 1 ms
+EVENTS = 50  # events on the status page
+MAX_COMPLAINTS = 20  # files that CDI specifications leave out
+
 
 DEVICES_PER_PIECE = 500
 """Devices that are converted before other tasks run: 1 ms."""
 
 
-def _process(started: float, now: float) -> Mapping[str, object]:
-    """Return the version, age and identity of this process. Both arguments are Unix times in seconds."""
-    return {
-        "version": __version__,
-        "python": platform.python_version(),
-        "pid": os.getpid(),
-        "started": started,
-        "uptime_seconds": round(now - started),
-        "log_lines_dropped": dropped(),
-    }
+def _process(started: float, now: float) -> model.Process:
+    """Return the entry of this process. Both arguments are Unix times in seconds."""
+    return model.Process(
+        version=__version__,
+        python=platform.python_version(),
+        pid=os.getpid(),
+        started=started,
+        uptime_seconds=round(now - started),
+        log_lines_dropped=dropped(),
+    )
 
 
-def without_configuration(settings: Settings, wait: Wait, started: float) -> Mapping[str, object]:
+def _shell(settings: Settings) -> Shell:
+    """Return the place of this process. The chart sets POD_NAMESPACE and POD_NAME."""
+    environment = os.environ
+    return Shell(settings.node_name, environment.get("POD_NAMESPACE", ""), environment.get("POD_NAME", ""))
+
+
+def _completed(status: Status, settings: Settings) -> Status:
+    """Return a status with its problems and its headline."""
+    found = problems(status, _shell(settings))
+    return replace(status, problems=found, headline=headline(status, found))
+
+
+def without_configuration(settings: Settings, wait: Wait, started: float) -> Status:
     """Return the status before the node's label has chosen the configuration: the process, and the reason of the wait.
 
     `settings` are the settings of flags and environment. `started` is Unix time in seconds.
@@ -69,48 +89,41 @@ def without_configuration(settings: Settings, wait: Wait, started: float) -> Map
     wanted = None if wait.source is None else wait.source.wanted()
     why = "nothing is served yet, since there is no configuration"
     faults = wait.reasons if wait.tried else ()
-    return {
-        "daemon": _process(started, time.time()),
-        "waiting": why if faults else f"{why}: {wait.why}",
-        "state": {"directory": settings.state_dir, "trouble": ""},
-        "driver": {"version": "", "trouble": "", "no_gpu": "", "answered": False, "restart": ""},
-        "unoffered": (),
-        "missing": [],
-        "kubelet": {
-            "socket": settings.registration_socket or "",
-            "directory": settings.socket_dir,
-            "resources": {},
-        },
-        "configuration": {
-            "file": "",
-            "since": None,
-            "wanted": str(wanted or ""),
-            "refused": "; ".join(faults),
-            "faults": list(faults),
-            "unheard": "",
-            "reloads": {"applied": 0, "unchanged": 0, "refused": 0},
-        },
-        "device_list_strategy": {"used": [], "reason": ""},
-        "cdi": None,
-        "cluster": None,
-        "labels": {"way": settings.node_labels, "trouble": ""},
-        "resources": {},
-        "health": {"gpus": [], "transitions": [], "xids": [], "xid_classes": {}, "supported": {}},
-    }
+    now = time.time()
+    status = Status(
+        at=now,
+        node=settings.node_name or socket.gethostname(),
+        daemon=_process(started, now),
+        waiting=why if faults else f"{why}: {wait.why}",
+        state=model.State(directory=str(settings.state_dir)),
+        driver=model.Driver(answered=False),
+        kubelet=model.Kubelet(socket=settings.registration_socket or "", directory=settings.socket_dir),
+        configuration=model.Configuration(
+            wanted=str(wanted or ""),
+            refused="; ".join(faults),
+            faults=tuple(faults),
+            reloads={"applied": 0, "unchanged": 0, "refused": 0},
+        ),
+        labels=model.Labels(way=settings.node_labels),
+    )
+    return _completed(status, settings)
 
 
-AllocatedDevice = tuple[Mapping[str, object], Sequence["Holder"]]
+AllocatedDevice = tuple[Mapping[str, str | int], tuple[Holder, ...]]
 """A device with `resource`, `device`, and `uuid` and `index` of its GPU; and the containers that hold it."""
+
+AllocatedDevices = Iterator[AllocatedDevice]
 
 
 class Cached(msgspec.Struct):
     """Views of the newest resources and node, kept until the resources or the node change."""
 
     resources: Mapping[str, ResourceView] | None = None
-    listed: node_status.Listed = msgspec.field(default_factory=node_status.Listed)
     node: Node | None = None
-    linked: Mapping[str, ResourceView] | None = None
-    topology: Mapping[str, object] = msgspec.field(default_factory=dict)
+    listed: gpus.Listed = msgspec.field(default_factory=gpus.Listed)
+    offered: "Sequence[OfferedResource]" = ()
+    topology: Mapping[str, object] | None = None
+    links: tuple[model.Links | None, str] | None = None
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,144 +145,157 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     call_times: CallTimes
     cached: Cached = msgspec.field(default_factory=Cached)
 
-    async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Return `Operations.explain`, and for each GPU the reasons why healthy devices are withheld, and notices."""
-        answer = await self.operations.explain(request)
-        gpus = cast("Sequence[Mapping[str, object]]", answer["gpus"])
-        known = {gpu.uuid: gpu for gpu in self.health.gpus}
-        listed = (known.get(str(gpu["uuid"])) for gpu in gpus)  # None: a missing GPU
-        return {
-            **answer,
-            "gpus": [
-                {**gpu, **({} if found is None else self._hardware(found))}
-                for gpu, found in zip(gpus, listed, strict=True)
-            ],
-        }
-
-    def _hardware(self, gpu: Gpu) -> Mapping[str, object]:
-        return {
-            "bus_id": short_bus_id(gpu.pci_bus_id),
-            "model": gpu.model,
-            "withheld": self.inventory.withheld(gpu.uuid),
-            "notices": node_status.gpu_notices(
-                gpu, self.health.readings.of(gpu.uuid), released=gpu.uuid in self.health.released()
-            ),
-        }
-
     async def status(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Return `at_a_glance`, and the devices that pods hold, as far as the kubelet reports them."""
+        """Return the status with the devices that pods hold, the counters and the settings, for the control socket.
+
+        The health that it reports is written before the reply, so that it outlives a kill of this process.
+        """
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: not a field of this verb")
-        holding = await self.attribution.newest_pods()
+        await self.recorder.written()
+        held = await self.attribution.newest()
         # With tens of thousands of held devices, the steps before and after this line take tens of milliseconds each.
         await checkpoint()
-        glance = self.at_a_glance(holding)
-        answer = {**glance, "attribution": None, "settings": self.configuration.in_full()}
+        status = replace(self.of(held), counters=self.counters(), settings=self.configuration.in_full())
         if self.configuration.settings.pod_metrics:
-            held = await self.attribution.current()
             devices = []
-            for each in self._allocated(held):
+            for each in self.allocated(held):
                 devices.append(each)
                 if not len(devices) % DEVICES_PER_PIECE:
                     await checkpoint()
-            answer["attribution"] = {**self._attribution(held), "devices": devices}
-        return answer
-
-    async def scraped(self) -> Mapping[str, object]:
-        """Return `at_a_glance`, and the devices that containers held some seconds ago, for a scrape of the metrics.
-
-        Do not wait for a slow kubelet. Each entry of `devices` is made when the caller iterates to it.
-        """
-        if not self.configuration.settings.pod_metrics:
-            return {**self.at_a_glance(), "attribution": None}
-        held = await self.attribution.shortly()
-        return {**self.at_a_glance(), "attribution": {**self._attribution(held), "devices": self._allocated(held)}}
+            status = replace(status, pods=replace(self._pods(held), devices=tuple(devices)))
+        return cast("Mapping[str, object]", msgspec.to_builtins(status))
 
     async def waiting(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """Return the status while another daemon has the node. Do not query the kubelet."""
-        return {**self.at_a_glance(), "settings": self.configuration.in_full()}
+        status = replace(self.of(), counters=self.counters(), settings=self.configuration.in_full())
+        return cast("Mapping[str, object]", msgspec.to_builtins(status))
 
-    def at_a_glance(self, holders: Pods | None = None) -> Mapping[str, object]:
-        """Return the state of the node and its configuration, for `gpu-plugin status` and for scrapes of the metrics.
+    async def scraped(self) -> tuple[Status, AllocatedDevices]:
+        """Return the status for a scrape of the metrics, and the devices that containers held some seconds ago.
 
-        `counters` has the counts since the start: `snapshot_version`, `kubelet` (`KubeletCounts.as_data`), `nvml`
-        (`CallTimes.told`) and `mps` (counts of gpu-plugin mps by resource).
+        Do not wait for a slow kubelet. Each device is made when the caller iterates to it.
         """
-        listed = self._listed()
-        devices = listed.distinct if holders is None else listed.by_gpu
-        held = None if holders is None else node_status.pods_by_id(holders)
-        known = {gpu.uuid: gpu for gpu in self.health.gpus}
-        health = self.operations.health()
-        seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
-        standings = {
-            uuid: self.health.ledger.standing(uuid, None) for each in seen if (uuid := str(each["uuid"])) in known
-        }
-        gpus = [
-            node_status.gpu(
-                known[uuid],
-                each,
-                standings[uuid],
-                devices.get(uuid, ()),
-                held,
-                self.health.readings.of(uuid),
-            )
-            for each in seen
-            if (uuid := str(each["uuid"])) in standings
-        ]
-        resources = {
-            name: {**each, "held_back": node_status.devices_held_back(listed.unhealthy.get(name, {}), standings)}
-            for name, each in listed.resources.items()
-        }
-        now, unix = anyio.current_time(), time.time()
-        return {
-            "daemon": _process(self.now.started, unix),
-            "waiting": self.now.waits_for,
-            "state": {"directory": self.configuration.settings.state_dir, "trouble": self._unwritten()},
-            "driver": {
-                "version": self.now.node.driver_version,
-                "trouble": self.now.driver_trouble or "",
-                "no_gpu": self.now.no_gpu,
-                "answered": self.now.driver is not None,
-                "restart": "" if self.now.monitor is None else self.now.monitor.restart_needed,
-            },
-            "unoffered": self._not_offered(),
-            "missing": [
-                node_status.missing(gpu) for gpu in missing_gpus(self.now.node.absent, self.configuration.settings)
-            ],
-            "kubelet": {
-                "socket": self.configuration.settings.registration_socket or "",
-                "directory": self.configuration.settings.socket_dir,
-                "resources": {
-                    name: node_status.registration(self.registrations.of(name), now, unix)
-                    for name in self.inventory.store.current.resources
-                },
-            },
-            "configuration": self.configuration.status(),
-            "device_list_strategy": {
-                "used": list(self.configuration.settings.device_list_strategy),
-                "reason": self.configuration.settings.device_list_strategy_reason,
-            },
-            "cdi": self._cdi_status(),
-            "cluster": self.cluster.status(),
-            "labels": {"way": self.configuration.settings.node_labels, "trouble": self.labels.trouble},
-            "resources": resources,
-            "health": {**health, "gpus": gpus},
-            "counters": {
-                "snapshot_version": self.inventory.store.current.version,
-                "kubelet": self.counts.as_data(),
-                "nvml": self.call_times.told(),
-                "mps": self.offering.mps_counts,
-            },
-        }
+        if not self.configuration.settings.pod_metrics:
+            return replace(self.of(), counters=self.counters()), iter(())
+        held = await self.attribution.shortly()
+        return replace(self.of(), counters=self.counters(), pods=self._pods(held)), self.allocated(held)
 
-    def _listed(self) -> node_status.Listed:
-        now = self.inventory.store.current.resources
-        if self.cached.resources is not now:
-            counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
-            devices = {name: view.resource.devices for name, view in now.items()}
-            listed = node_status.listed(devices, counts, lambda name, device: now[name].unreachable(device))
-            self.cached.resources, self.cached.listed = now, listed
-        return self.cached.listed
+    async def page(self) -> Status:
+        """Return the status for the status page: with pods, links and the newest events."""
+        if self.configuration.settings.pod_metrics:
+            held = await self.attribution.current()
+            pods = self._pods(held)
+        else:
+            held, pods = None, model.Pods(trouble="naming pods is switched off (--pod-metrics=false)")
+        known = {gpu.uuid: gpu.index for gpu in self.health.gpus}
+        newest = list(self.events.store.events)[: -EVENTS - 1 : -1]
+        events = tuple(
+            model.Event(
+                at=each.at,
+                kind=each.kind,
+                text=each.text,
+                verdict=each.verdict,
+                by=each.by,
+                reason=each.reason,
+                gpu=known.get(each.uuid, each.index),
+            )
+            for each in newest
+        )
+        return replace(self.of(held), pods=pods, links=self._links()[0], events=events)
+
+    def picture(self) -> str:
+        """Return the picture of the links as SVG; empty if no links are known."""
+        return self._links()[1]
+
+    def of(self, held: "HoldersByDevice | None" = None) -> Status:
+        """Return the state of the node and its configuration. `held` are the containers that hold devices, if they are known."""
+        from gpu_plugin.health.explain import explain  # noqa: PLC0415 - saves 1 ms at the start
+
+        settings, offered, listed = self.configuration.settings, self._offered(), self.cached.listed
+        by_gpu: dict[str, list[tuple[str, Offered]]] = {}
+        for resource in offered:
+            for each in resource.hardware:
+                by_gpu.setdefault(each.gpu, []).append((resource.name, each))
+        holdings = None if held is None else gpus.holdings(held)
+        counts = {} if held is None else gpus.held_devices(held)
+        standings = {gpu.uuid: self.health.ledger.standing(gpu.uuid, None) for gpu in self.health.gpus}
+        at = self.health.now()
+        now, unix = anyio.current_time(), time.time()
+        cdi = self.inventory.cdi
+        status = Status(
+            at=unix,
+            node=self._node_name(),
+            daemon=_process(self.now.started, unix),
+            waiting=self.now.waits_for,
+            state=model.State(directory=str(settings.state_dir), trouble=self._unwritten()),
+            driver=model.Driver(
+                version=self.now.node.driver_version,
+                trouble=self.now.driver_trouble or "",
+                no_gpu=self.now.no_gpu,
+                answered=self.now.driver is not None,
+                restart="" if self.now.monitor is None else self.now.monitor.restart_needed,
+            ),
+            unoffered=self._not_offered(),
+            missing=tuple(map(gpus.missing, missing_gpus(self.now.node.absent, settings))),
+            kubelet=model.Kubelet(socket=settings.registration_socket or "", directory=settings.socket_dir),
+            resources={
+                name: replace(
+                    each,
+                    held_back=gpus.devices_held_back(listed.unhealthy[name], standings),
+                    held=None if held is None else counts.get(name, 0),
+                    registration=gpus.registration(self.registrations.of(name), now, unix),
+                )
+                for name, each in listed.resources.items()
+            },
+            configuration=self.configuration.status(),
+            device_list_strategy=model.Strategy(
+                used=settings.device_list_strategy, reason=settings.device_list_strategy_reason
+            ),
+            cdi=None
+            if cdi is None
+            else model.Cdi(
+                directory=settings.cdi_dir,
+                devices=len(cdi.nodes),
+                trouble=cdi.trouble,
+                complaints=cdi.complaints[:MAX_COMPLAINTS],
+            ),
+            cluster=self.cluster.status(),
+            labels=model.Labels(way=settings.node_labels, trouble=self.labels.trouble),
+            gpus=tuple(
+                gpus.gpu(
+                    gpu,
+                    explain(self.health.ledger, gpu, at),
+                    standings[gpu.uuid],
+                    listed.withheld.get(gpu.uuid, ()),
+                    by_gpu.get(gpu.uuid, ()),
+                    holdings,
+                    self.health.readings.of(gpu.uuid),
+                )
+                for gpu in self.health.gpus
+            ),
+        )
+        return _completed(status, settings)
+
+    def counters(self) -> model.Counters:
+        """Return the counts since the start."""
+        from gpu_plugin.health.signals import SIGNALS  # noqa: PLC0415 - as above
+
+        monitor, reports = self.now.monitor, self.health.reports.as_data()
+        unsupported = monitor.unsupported() if monitor is not None else {}
+        return model.Counters(
+            snapshot_version=self.inventory.store.current.version,
+            transitions=reports["transitions"],
+            xids=reports["xids"],
+            xid_classes={str(xid): row.recovery for xid, row in self.health.ledger.policy.xids.table.items()},
+            supported={
+                uuid: {name: not signal.asks or not fields.issuperset(signal.asks) for name, signal in SIGNALS.items()}
+                for uuid, fields in unsupported.items()
+            },
+            kubelet=self.counts.as_data(),
+            nvml=self.call_times.told(),
+            mps=self.offering.mps_counts,
+        )
 
     def _unwritten(self) -> str:
         """Return why a restart would lose state, such as a failed write; empty if it would lose nothing."""
@@ -281,24 +307,24 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         )
         return "; ".join(filter(None, troubles))
 
-    def _attribution(self, held: "HoldersByDevice | None") -> Mapping[str, object]:
-        """Return the state of the queries to PodResources. `held` is the newest answer.
+    def _pods(self, held: "HoldersByDevice | None") -> model.Pods:
+        """Return the state of the queries to PodResources. `held` is the newest answer."""
+        return model.Pods(
+            trouble=self.attribution.trouble or ("" if held is not None else "PodResources has not answered yet"),
+            requests=self.attribution.questions,
+            failures=self.attribution.failures,
+        )
 
-        `trouble` is the reason why the newest query failed. `questions` and `failures` count queries since the start.
+    def allocated(self, holders: "HoldersByDevice | None") -> AllocatedDevices:
+        """Yield the devices of the present snapshot that containers hold, made lazily: there may be thousands.
+
+        Each has `resource`, `device`, and `uuid` and `index` of its GPU; and the containers that hold it.
         """
-        return {
-            "trouble": self.attribution.trouble or ("" if held is not None else "PodResources has not answered yet"),
-            "questions": self.attribution.questions,
-            "failures": self.attribution.failures,
-        }
-
-    def _allocated(self, holders: "HoldersByDevice | None") -> Iterator[AllocatedDevice]:
-        """Yield the devices of the present snapshot that containers hold. They are made lazily: there may be thousands."""
         index = {gpu.uuid: gpu.index for gpu in self.health.gpus}
         return (
             (
                 {"resource": name, "device": device.id, "uuid": device.gpu, "index": index.get(device.gpu, "")},
-                sorted(held_by),
+                tuple(sorted(held_by)),
             )
             for name, device, held_by in self.inventory.store.current.allocated(holders or {})
         )
@@ -310,10 +336,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         if self.now.waits_for:
             return Facts(waits_for=self.now.waits_for, standby=self.now.standby)
         served = self.inventory.store.current.resources
-        cdi = self.inventory.cdi_status()
+        cdi = self.inventory.cdi
         return Facts(
             takes_over=self.now.takes_over,
-            refused=str(self.configuration.status()["refused"]),
+            refused=self.configuration.status().refused,
             driver=self.now.no_gpu or self.now.driver_trouble,
             turn_due=math.inf if self.now.monitor is None else self.now.monitor.turn_due,
             offered=not self.inventory.unpublished,
@@ -321,43 +347,43 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
             registering=bool(self.configuration.settings.registration_socket),
             standings={name: self.registrations.of(name) for name in served},
             unserved=self._not_offered(),
-            cdi=None if cdi is None else str(cdi["trouble"]),
-        )
-
-    def material(self, held: "HoldersByDevice | None", why_unknown: str) -> "Material":
-        """Return the data of the status page. `held` has the containers that hold devices; None if they are not known."""
-        from gpu_plugin.telemetry.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only needed for the page
-
-        status = self.at_a_glance()
-        newest = list(self.events.store.events)[-EVENTS:]
-        return Material(
-            node=self.configuration.settings.node_name or socket.gethostname(),
-            status=status,
-            troubles=node_status.troubles(status),
-            explained=self.operations.explained()["gpus"],
-            topology=self._topology(),
-            events=[msgspec.to_builtins(event) for event in newest],
-            held=held,
-            why_unknown=why_unknown,
+            cdi=None if cdi is None else cdi.trouble,
         )
 
     def _not_offered(self) -> tuple[str, ...]:
         """Return a sentence for each reason why devices that the settings ask for are not offered to pods."""
         return (*filter(None, [self.now.unoffered]), *self.inventory.offer.plan.warnings)
 
-    def _cdi_status(self) -> Mapping[str, object] | None:
-        answer = self.inventory.cdi_status()
-        return None if answer is None else {"directory": self.configuration.settings.cdi_dir, **answer}
-
     async def topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """Return the links between the GPUs and the served resources, as known now, for the commands about placement."""
-        return self._topology()
-
-    def _topology(self) -> Mapping[str, object]:
         from gpu_plugin.placement.views.report import report  # noqa: PLC0415 - only needed on request
 
-        node, now = self.now.node, self.inventory.store.current.resources
-        if self.cached.linked is not now or self.cached.node is not node:
-            served = [(view.resource, view.policy) for view in now.values()]
-            self.cached.node, self.cached.linked, self.cached.topology = node, now, report(node, served)
+        if self.cached.topology is None or not self._is_current():
+            self.cached.topology = report(self.now.node, self._offered())
         return self.cached.topology
+
+    def _links(self) -> tuple[model.Links | None, str]:
+        """Return the links, and their picture."""
+        from gpu_plugin.status.links import links  # noqa: PLC0415 - only needed for the page
+
+        if self.cached.links is None or not self._is_current():
+            self.cached.links = links(self.now.node, self._offered(), self._node_name())
+        return self.cached.links
+
+    def _offered(self) -> "Sequence[OfferedResource]":
+        """Return the hardware of the device lists by resource."""
+        from gpu_plugin.placement.views.report import offered  # noqa: PLC0415 - only needed on request
+
+        if not self._is_current():
+            views = self.inventory.store.current.resources
+            self.cached.resources, self.cached.node = views, self.now.node
+            self.cached.listed = gpus.listed(views, self.inventory.withheld())
+            self.cached.offered = tuple(offered(view.resource, view.policy) for view in views.values())
+            self.cached.topology = self.cached.links = None
+        return self.cached.offered
+
+    def _is_current(self) -> bool:
+        return self.cached.resources is self.inventory.store.current.resources and self.cached.node is self.now.node
+
+    def _node_name(self) -> str:
+        return self.configuration.settings.node_name or socket.gethostname()

@@ -1,8 +1,7 @@
 """The operators' commands about GPUs: explain their health, hold them back, release them for maintenance, resume them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -40,7 +39,6 @@ class Operations:
     def verbs(self) -> Mapping[str, Verb]:
         """The verbs by name. `gpu` in a request is an index or a uuid."""
         return {
-            "explain": self.explain,
             "cordon": self.cordon,
             "uncordon": self.uncordon,
             "release": self.release,
@@ -81,24 +79,6 @@ class Operations:
             for gpu in self._health.gpus:
                 if gpu.uuid not in released:
                     self._health.observe(gpu.uuid, Order("release"))
-
-    async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Return why the requested GPUs are in their state, since when, and the condition that would change it.
-
-        The state is written before the reply, if the state directory can be written: it then outlives a kill of this process.
-        """
-        await self._recorder.written()
-        if (gone := self._missing(request)) is not None:
-            from gpu_plugin.health.explain import missing  # noqa: PLC0415 - as below
-
-            return {"gpus": [missing(gone)]}
-        return self.explained(self._requested(request))
-
-    def explained(self, gpus: Sequence[Gpu] | None = None) -> Mapping[str, Any]:
-        """Return `health.explain` of these GPUs (None: of all GPUs)."""
-        from gpu_plugin.health.explain import explain  # noqa: PLC0415 - saves 1 ms at the start
-
-        return explain(self._health.ledger, self._health.gpus if gpus is None else gpus, self._health.now())
 
     async def cordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Hold a GPU back until `uncordon`, over restarts and boots. `reason` of the request is reported with the cordon."""
@@ -186,27 +166,6 @@ class Operations:
             f" No good look at {_names(waiting)} yet: held back until the first good look." if waiting else ""
         )
         return await self._done(text)
-
-    def health(self) -> Mapping[str, object]:
-        """Return the health of every GPU, its changes since the start, and the signals that it supports.
-
-        `gpus` has `index`, `uuid`, `state` (healthy, degraded or unhealthy; a GPU of which only a MIG device is unfit is
-        degraded), `verdict`, `reasons` and `measures` (the `readings` of `explain`) of each GPU. `supported`, by uuid and
-        signal, is whether the GPU has the readings that the signal needs. `xid_classes` has the recovery class of each Xid of
-        the policy's table.
-        """
-        explained = cast("list[Mapping[str, Any]]", self.explained()["gpus"])
-        monitor = self._now.monitor
-        unsupported = monitor.unsupported() if monitor is not None else {}
-        return {
-            "gpus": [_state(gpu) for gpu in explained],
-            "supported": {
-                uuid: {name: not signal.asks or not fields.issuperset(signal.asks) for name, signal in SIGNALS.items()}
-                for uuid, fields in unsupported.items()
-            },
-            "xid_classes": {xid: row.recovery for xid, row in self._health.ledger.policy.xids.table.items()},
-            **self._health.reports.status(),
-        }
 
     def _requested(self, request: Mapping[str, object], *more: str) -> tuple[Gpu, ...]:
         """Return the GPUs that a request names; all known GPUs if it names no GPU.
@@ -333,19 +292,6 @@ def _names(gpus: Iterable[Gpu]) -> str:
     if len(named) > 2:
         return f"{len(named)} GPUs ({', '.join(str(gpu.index) for gpu in named)})"
     return " and ".join(map(called, named)) or "All GPUs (no GPU is known yet)"
-
-
-def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
-    """Return a GPU's entry in the status, from its explanation."""
-    state = "degraded" if Verdict[explained["verdict"]] >= Verdict.DEGRADED else "healthy"
-    return {
-        "index": explained["index"],
-        "uuid": explained["uuid"],
-        "state": "unhealthy" if explained["health"] == "Unhealthy" else state,
-        "verdict": explained["verdict"],
-        "reasons": list(dict.fromkeys(signal["detail"] for signal in explained["signals"])),
-        "measures": [reading for signal in explained["signals"] for reading in signal.get("readings", ())],
-    }
 
 
 def _changed(before: Mapping[str, Verdict], after: Mapping[str, Verdict]) -> str:

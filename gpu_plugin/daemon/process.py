@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.abc
+import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -102,7 +103,9 @@ async def _configured(
             begun_with, started = settings, time.time()
 
             async def status(_: Mapping[str, object]) -> Mapping[str, object]:
-                return without_configuration(begun_with, wait, started)
+                return cast(
+                    "Mapping[str, object]", msgspec.to_builtins(without_configuration(begun_with, wait, started))
+                )
 
             refusals = serve_refusals(Path(settings.state_dir), lambda: f"{why}: {wait.why}", {"status": status})
             await waiting.enter_async_context(refusals)

@@ -64,8 +64,8 @@ class MigHealth(msgspec.Struct, frozen=True):
 class Explained(msgspec.Struct, frozen=True):
     """The health of a GPU.
 
-    `healthy` is its state for the kubelet, as a whole. `verdict` is the worst one, with those of its MIG devices. `signals` are its
-    open signals, the worst first. `devices` are its MIG devices.
+    `healthy` is its state for the kubelet, as a whole. `verdict` is the worst one, with those of its MIG devices. `signals` are
+    its open signals, the worst first. `devices` are its MIG devices.
     """
 
     healthy: bool

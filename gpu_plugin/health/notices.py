@@ -4,39 +4,44 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpu_plugin.health.resetting import reset_commands
 
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A statement about a GPU. `action` is advice. `resets` is whether a reset ends it, and `undo` the command that does, too.
 
-class Notice(msgspec.Struct, frozen=True):
-    """A statement about a GPU, and the remedy."""
+    `persistent` is whether the GPU is in persistence mode, in which the driver refuses a reset.
+    """
 
+    title: str
     found: str
-    remedy: str
+    action: str
+    resets: bool = False
+    persistent: bool = False
+    undo: str = ""
 
 
-def notices(
-    uuid: str, *, mig_pending: bool | None, vgpu_licensed: bool | None, persistent: bool, released: bool = False
-) -> Iterator[Notice]:
+def notices(uuid: str, *, mig_pending: bool | None, vgpu_licensed: bool | None, persistent: bool) -> Iterator[Notice]:
     """Yield the notices about a GPU.
 
     Args:
         uuid: the uuid of the GPU.
         mig_pending: the MIG mode after the next reset, None if that is the same as now.
         vgpu_licensed: whether a vGPU has its license, None for other GPUs.
-        persistent: whether the GPU is in persistence mode, in which the driver refuses a reset.
-        released: whether it is released for maintenance.
+        persistent: whether the GPU is in persistence mode.
     """
     if mig_pending is not None:
         now, after = ("off", "on") if mig_pending else ("on", "off")
-        commands = reset_commands(uuid, released=released, persistent=persistent)
         yield Notice(
-            f"MIG mode is {now}, and will be {after} after a reset of the GPU or a reboot",
-            f"once no pod has the GPU: {commands}; or reboot the node; to take the change back: "
-            f"nvidia-smi -i {uuid} -mig {int(not mig_pending)}",
+            title="a change of MIG mode is pending",
+            found=f"MIG mode is {now}, and will be {after} after a reset of the GPU or a reboot",
+            action="reset the GPU once no pod has it, or reboot the node",
+            resets=True,
+            persistent=persistent,
+            undo=f"nvidia-smi -i {uuid} -mig {int(not mig_pending)}",
         )
     if vgpu_licensed is False:
         yield Notice(
-            "the vGPU has no license, so the driver limits it more and more, and may refuse CUDA",
-            "put the client configuration token into /etc/nvidia/ClientConfigToken of the virtual machine and restart "
+            title="the vGPU has no license",
+            found="the vGPU has no license, so the driver limits it more and more, and may refuse CUDA",
+            action="put the client configuration token into /etc/nvidia/ClientConfigToken of the virtual machine and restart "
             "nvidia-gridd there; `nvidia-smi -q` shows the license, and the log of nvidia-gridd why it is refused",
         )

@@ -86,7 +86,7 @@ class Signal(msgspec.Struct, frozen=True):
     True if a latch closes by proof of a recovery (`proof.after_recovery`), which depends on the readings of other signals: such
     a signal is judged after those.
 
-    Words for people: `action` is advice, with `{gpu}` for the GPU. `clears` is the condition that ends a latch without a recovery.
+    Words for people: `action` is advice, with `{gpu}` for the GPU. `clears` is the condition that ends a latch without recovery.
     Both can also be functions of the case. `recovery` names the recoveries that close a latch if they differ from those of its
     proof, and `shown` is a sentence about their evidence.
 

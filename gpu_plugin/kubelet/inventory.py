@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 # Sentences on files that were left out of CDI specifications, in one status. The log has all of them.
-MAX_COMPLAINTS = 20
 
 
 class Inventory:
@@ -255,39 +254,22 @@ class Inventory:
         if not self.unpublished and self.offer.access.by_cdi:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})
 
-    def withheld(self, gpu: str) -> tuple[str, ...]:
-        """Return the reasons why devices of a GPU are withheld although their hardware is healthy, each reason once."""
-        listed = (d for view in self.store.current.resources.values() for d in view.resource.devices)
-        devices = [d for d in listed if d.gpu == gpu and d.reason and not d.retired]
-        reasons = {visible: self._reason(gpu, visible) for visible in {device.visible_id for device in devices}}
-        return tuple(dict.fromkeys(device.reason for device in devices if not reasons[device.visible_id]))
+    def withheld(self) -> Mapping[str, tuple[str, ...]]:
+        """Return, by the uuid of a GPU, the reasons why devices are withheld although their hardware is healthy."""
+        found: dict[str, dict[str, None]] = {}
+        for view in self.store.current.resources.values():
+            unfit = [device for device in view.resource.devices if device.reason and not device.retired]
+            hardware = {(device.gpu, device.visible_id) for device in unfit}
+            sound = {each for each in hardware if not self._reason(*each)}
+            for device in unfit:
+                if (device.gpu, device.visible_id) in sound:
+                    found.setdefault(device.gpu, {})[device.reason] = None
+        return {uuid: tuple(reasons) for uuid, reasons in found.items()}
 
-    def cdi_status(self) -> Mapping[str, object] | None:
-        """Return the state of the CDI specifications; None if the runtime gets no CDI names.
-
-        `devices` is the number of devices in the specification of GPUs, `trouble` the reason why no device can be used, and
-        `complaints` the omitted files.
-        """
-        if not self.offer.access.by_cdi:
-            return None
-        state = self._cdi_readiness()
-        return {
-            "devices": len(state.nodes),
-            "trouble": state.trouble,
-            "complaints": list(state.complaints[:MAX_COMPLAINTS]),
-        }
-
-    def status(self) -> Mapping[str, object]:
-        """Return by resource: the number of listed, healthy and retired devices, and the kinds of sharing."""
-        return {
-            name: {
-                "devices": len(view.resource.devices),
-                "healthy": sum(device.healthy for device in view.resource.devices),
-                "retired": sum(device.retired for device in view.resource.devices),
-                "sharing": sorted({d.shared for d in view.resource.devices if d.shared and not d.retired}),
-            }
-            for name, view in self.store.current.resources.items()
-        }
+    @property
+    def cdi(self) -> "CdiReadiness | None":
+        """The state of the CDI specifications; None if the runtime gets no CDI names."""
+        return self._cdi_readiness() if self.offer.access.by_cdi else None
 
     def _cdi_readiness(self) -> "CdiReadiness":
         """Return the state of the CDI specifications. Before the first report, no specification has a device."""

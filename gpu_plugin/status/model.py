@@ -16,7 +16,7 @@ FORMAT = 2
 """Version of the format. It changes if programs that read the status must be changed."""
 
 Severity = Literal["critical", "warning", "note"]
-"""critical: pods do not get, or cannot use, some GPUs. warning: it works now, or it is not served as configured. note: no fault."""
+"""critical: pods do not get, or cannot use, some GPUs. warning: something else is not as configured. note: no fault."""
 
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
 
@@ -81,7 +81,7 @@ class Driver(Part, frozen=True, kw_only=True):
     """The NVIDIA driver.
 
     `trouble` is the reason why no GPU can be reached. `no_gpu` is the reason why the node need not have a GPU. `answered` is
-    whether the driver has answered yet. `restart` is the reason why the plugin must be restarted. All are empty if nothing is wrong.
+    whether the driver has answered yet. `restart` is the reason why the plugin must be restarted.
     """
 
     version: str = ""
@@ -179,8 +179,8 @@ class Cdi(Part, frozen=True, kw_only=True):
 class Cluster(Part, frozen=True, kw_only=True):
     """The reports to the cluster.
 
-    `cordoned` has the uuids of the GPUs that the Node's annotation cordons. `trouble` has a sentence for each report that does not
-    work. `requests` and `events` count requests to the API server, and Kubernetes Events.
+    `cordoned` has the uuids of the GPUs that the Node's annotation cordons. `trouble` has a sentence for each report that does
+    not work. `requests` and `events` count requests to the API server, and Kubernetes Events.
     """
 
     node: str = ""
@@ -209,9 +209,9 @@ class HolderCount(Part, frozen=True, kw_only=True):
 class Devices(Part, frozen=True, kw_only=True):
     """The devices of one resource that are one GPU or MIG device: several if it is shared.
 
-    `id` is the id that makes it visible to a container. `kind` is gpu or mig. `index` is its index, such as 0 or 0:3. `reason` is
-    why its devices may not be allocated. `shared` is the way in which it is shared. `held` counts the devices that containers hold,
-    None if that is not known; `holders` has the first of these containers, and `left_out` the number of the others.
+    `id` is the id that makes it visible to a container. `kind` is gpu or mig. `index` is its index, such as 0 or 0:3. `reason`
+    is why its devices may not be allocated. `shared` is the way in which it is shared. `held` counts the devices that containers
+    hold, None if that is not known; `holders` has the first of these containers, and `left_out` the number of the others.
     """
 
     resource: str
@@ -314,10 +314,10 @@ class Counters(Part, frozen=True, kw_only=True):
 class Status(Part, frozen=True, kw_only=True):
     """The status of a node.
 
-    `headline` is the state of the node in a few words, and `problems` has the worst first. `waiting` is the reason why this daemon
-    does not serve the node, such as another daemon; then only the process and the configuration are known. `unoffered` has a
-    sentence for each thing that is not served as configured. `pods`, `links`, `events`, `counters` and `settings` are None or
-    empty where they were not asked for.
+    `headline` is the state of the node in a few words, and `problems` has the worst first. `waiting` is the reason why this
+    daemon does not serve the node, such as another daemon; then only the process and the configuration are known. `unoffered`
+    has a sentence for each thing that is not served as configured. `pods`, `links`, `events`, `counters` and `settings` are None
+    or empty where they were not asked for.
     """
 
     format: int = FORMAT

@@ -142,17 +142,17 @@ class HealthReports:
         if (uuid, xid, kind) not in self.first:
             self.first[uuid, xid, kind] = self._clock()
 
-    def status(self) -> Mapping[str, object]:
-        """Return the counters as plain data: the lists `transitions` and `xids`, in a stable order."""
+    def as_data(self) -> Mapping[str, tuple[Mapping[str, str | int | float], ...]]:
+        """Return the counters as plain data: `transitions` and `xids`, in a stable order."""
         return {
-            "transitions": [
+            "transitions": tuple(
                 {"uuid": uuid, "signal": signal, "verdict": verdict, "total": total}
                 for (uuid, signal, verdict), total in sorted(self.transitions.items())
-            ],
-            "xids": [
+            ),
+            "xids": tuple(
                 {"uuid": uuid, "xid": xid, "class": kind, "total": total, "first": self.first[uuid, xid, kind]}
                 for (uuid, xid, kind), total in sorted(self.xids.items())
-            ],
+            ),
         }
 
 

@@ -52,7 +52,7 @@ def gpus(node: Node) -> Finding | list[Finding]:
         if bus_id.lower() not in known and not held_for_guest(bound)
     ]
     found += [
-        warning(f"GPU {gpu.index}: {notice.found}", notice.remedy) for gpu in driver.gpus for notice in _notices(gpu)
+        warning(f"GPU {gpu.index}: {notice.found}", notice.action) for gpu in driver.gpus for notice in _notices(gpu)
     ]
     if found:
         return found

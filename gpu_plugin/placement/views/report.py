@@ -77,12 +77,16 @@ class OfferedResource(msgspec.Struct, frozen=True):
         return tuple(device for each in self.hardware for device in each.devices(self.name))
 
 
-def report(node: Node, resources: Iterable[tuple[Resource, str]]) -> Mapping[str, object]:
+def offered(resource: Resource, policy: str) -> OfferedResource:
+    """Return the hardware of a served resource. Takes some 10 ms for 60,000 device ids."""
+    return OfferedResource(resource.name, policy, _hardware(resource.devices))
+
+
+def report(node: Node, resources: Iterable[OfferedResource]) -> Mapping[str, object]:
     """Return the GPUs of a node by index, and every pair of GPUs once: `a` and `b` are places in the list `gpus`.
 
     `clique` is the NVSwitch mesh of a GPU, None if it has no mesh; the other fields are those of `Gpu` and `Link`. `resources`
-    has the served resources with their policies, and an `Offered` for each GPU or MIG device. Takes some 10 ms for 60,000
-    device ids.
+    has the served resources.
     """
     gpus = sorted(node.gpus, key=attrgetter("index"))
     return {
@@ -92,14 +96,11 @@ def report(node: Node, resources: Iterable[tuple[Resource, str]]) -> Mapping[str
             for b, other in enumerate(gpus)
             for a, one in enumerate(gpus[:b])
         ],
-        "resources": [
-            {"name": resource.name, "policy": policy, "hardware": _hardware(resource.devices)}
-            for resource, policy in resources
-        ],
+        "resources": msgspec.to_builtins(list(resources)),
     }
 
 
-def _hardware(devices: tuple[Device, ...]) -> list[Mapping[str, object]]:
+def _hardware(devices: tuple[Device, ...]) -> tuple[Offered, ...]:
     by_hardware = attrgetter("visible_id")
     listed = Counter(map(by_hardware, devices))
     unfit = Counter([device.visible_id for device in devices if device.reason])
@@ -108,23 +109,21 @@ def _hardware(devices: tuple[Device, ...]) -> list[Mapping[str, object]]:
     # A retired device is only used if its hardware has no other device
     there = devices if not gone else [device for device in devices if not device.retired]
     shown = {device.visible_id: device for device in gone} | {device.visible_id: device for device in there}
-    return [
-        asdict(
-            Offered(
-                device.gpu,
-                visible,
-                device.index,
-                device.kind,
-                count,
-                count - unfit[visible],
-                retired[visible],
-                device.reason,
-                device.shared,
-            )
+    return tuple(
+        Offered(
+            device.gpu,
+            visible,
+            device.index,
+            device.kind,
+            count,
+            count - unfit[visible],
+            retired[visible],
+            device.reason,
+            device.shared,
         )
         for visible, count in listed.items()
         if (device := shown[visible])
-    ]
+    )
 
 
 def reported(reply: Mapping[str, Any]) -> tuple[Node, tuple[OfferedResource, ...]]:

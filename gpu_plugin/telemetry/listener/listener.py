@@ -1,6 +1,6 @@
 """Starts the HTTP listener of the daemon as soon as its address is known, even before there is anything to serve."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -10,9 +10,11 @@ from gpu_plugin.config.values import host_and_port
 from gpu_plugin.runtime.supervision import forever
 
 if TYPE_CHECKING:
+    from gpu_plugin.status.model import Status
     from gpu_plugin.telemetry.listener.checks import Facts
     from gpu_plugin.telemetry.listener.probes import Probes
     from gpu_plugin.telemetry.listener.status_page import Source, StatusPage
+    from gpu_plugin.telemetry.metrics.families import Held
 
 
 class ServedDaemon(Protocol):
@@ -21,8 +23,8 @@ class ServedDaemon(Protocol):
     def facts(self) -> "Facts":
         """The facts for probes."""
 
-    async def scraped(self) -> Mapping[str, Any]:
-        """The status for a scrape."""
+    async def scraped(self) -> "tuple[Status, Iterable[Held]]":
+        """The status for a scrape, and the devices that containers hold."""
 
     def page(self) -> "Source":
         """The source of the status page."""

@@ -4,12 +4,12 @@ Nothing here calls NVML or reads files. Expensive results are kept for a second,
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -19,6 +19,10 @@ from gpu_plugin.telemetry.listener import checks
 from gpu_plugin.telemetry.listener.answer import Answer, Page, Request
 from gpu_plugin.telemetry.listener.checks import BEAT_INTERVAL, Facts, LoopLag
 from gpu_plugin.telemetry.metrics.exposition import Format, wanted
+
+if TYPE_CHECKING:
+    from gpu_plugin.status.model import Status
+    from gpu_plugin.telemetry.metrics.families import Held
 
 FRESH = 1.0
 """Seconds for which the results of calls to our own sockets, and the text of the metrics, are reused."""
@@ -35,8 +39,8 @@ class Probes:
 
     def __init__(self, facts: Callable[[], Facts]) -> None:
         self.facts = facts
-        self.status: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
-        """Returns the daemon's status, as `NodeView.scraped` does; None before there is a daemon."""
+        self.status: Callable[[], Awaitable[tuple[Status, Iterable[Held]]]] | None = None
+        """Returns the daemon's status and the devices that containers hold; None before there is a daemon."""
         self._beats = LoopLag()
         self._started_once = False
         self._called: tuple[float, Mapping[str, str], str] | None = None
@@ -79,23 +83,19 @@ class Probes:
         async with self._rendering:
             answer = self._rendered.get(form)
             if answer is None or anyio.current_time() - answer[0] >= FRESH:
-                status = {
-                    **await self.status(),
-                    "event_loop_lag": self._beats.lag.as_data(),
-                    "scrape_seconds": self._scrape_seconds,
-                }
-                answer = anyio.current_time(), Answer(200, await self._text(status, form), form.content_type)
+                status, held = await self.status()
+                answer = anyio.current_time(), Answer(200, await self._text(status, held, form), form.content_type)
                 self._rendered[form] = answer
             return answer[1]
 
-    async def _text(self, status: Mapping[str, Any], form: Format) -> str:
+    async def _text(self, status: "Status", held: "Iterable[Held]", form: Format) -> str:
         """Return the metrics as text. It is made in pieces, between which the kubelet's calls are answered."""
         from gpu_plugin.telemetry.metrics.exposition import lines  # noqa: PLC0415
         from gpu_plugin.telemetry.metrics.families import families  # noqa: PLC0415 - imported only if used
 
         pieces, took = [], 0.0
         began = time.perf_counter()
-        for family in families(status):
+        for family in families(status, held, self._beats.lag.as_data(), self._scrape_seconds):
             written = lines(family, form)
             while piece := list(islice(written, LINES)):
                 pieces.append("\n".join(piece))

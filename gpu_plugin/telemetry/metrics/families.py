@@ -7,62 +7,68 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from gpu_plugin.status.model import Counters, Pods, Resource, Status
 from gpu_plugin.telemetry.metrics import gpus
 from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS, Family, counter, gauge, histogram, info, labelled, lines
 
 Named = Mapping[str, Mapping[str, Any]]
-"""The status of each resource, or of each call, by its name."""
+"""The counts of each resource, or of each call, by its name."""
+
+Held = tuple[Mapping[str, str | int], Iterable[tuple[str, str, str]]]
+"""A device with `resource`, `device`, `uuid` and `index`, and the containers that hold it: namespace, pod and container."""
 
 KNOWN = 1024
 """Largest number of label texts of containers and of GPUs that are cached, for reuse with several devices."""
 
 
-def families(status: Mapping[str, Any]) -> Iterator[Family]:
+def families(
+    status: Status, held: Iterable[Held] = (), lag: Mapping[str, Any] | None = None, scrape_seconds: float | None = None
+) -> Iterator[Family]:
     """Return the families for a status in a constant order, each made when it is iterated over.
 
-    For parts that the status lacks there are no families or no samples.
+    For parts that the status lacks there are no families or no samples. `held` are the devices that containers hold. `lag` is
+    the delay of the event loop, as `Histogram.as_data`, and `scrape_seconds` the duration of making the last text.
     """
-    counters = status.get("counters", {})
-    kubelet = counters.get("kubelet", {})
-    yield from _process(status, counters)
+    counters = status.counters or Counters()
+    yield from _process(status, counters, lag, scrape_seconds)
     yield from _configuration(status)
-    yield from _driver(status.get("driver"), counters.get("nvml"))
-    missing = status.get("missing")
+    yield from _driver(status, counters.nvml)
     yield gauge(
         "gpu_plugin_gpus_missing",
         "GPUs that are on the PCI bus, or were there before, and that the driver does not list.",
-        None if missing is None else len(missing),
+        len(status.missing),
     )
-    yield from _devices(status["resources"])
-    yield from _pods(status.get("attribution"))
-    yield from _resources(status, {name: {} for name in status["resources"]} | kubelet.get("resources", {}))
-    yield from _calls(kubelet.get("methods", {}))
-    yield from _mps(counters.get("mps", {}))
+    yield from _devices(status.resources)
+    yield from _pods(status.pods, held)
+    yield from _resources(status, {name: {} for name in status.resources} | counters.kubelet.get("resources", {}))
+    yield from _calls(counters.kubelet.get("methods", {}))
+    yield from _mps(counters.mps)
     yield from gpus.families(status)
 
 
-def metrics(status: Mapping[str, Any]) -> list[str]:
+def metrics(status: Status) -> list[str]:
     """Return the status in Prometheus' text exposition format 0.0.4, line by line."""
-    return [line for family in families(status) for line in lines(family, PROMETHEUS)]
+    held = status.pods.devices if status.pods is not None else ()
+    return [line for family in families(status, held) for line in lines(family, PROMETHEUS)]
 
 
-def _process(status: Mapping[str, Any], counters: Mapping[str, Any]) -> Iterator[Family]:
-    daemon, state, lag = status["daemon"], status.get("state"), status.get("event_loop_lag")
+def _process(
+    status: Status, counters: Counters, lag: Mapping[str, Any] | None, scrape_seconds: float | None
+) -> Iterator[Family]:
+    daemon = status.daemon
     yield info(
         "gpu_plugin_build_info",
         "Versions of the plugin and of Python.",
-        [labelled(version=daemon["version"], python=daemon["python"])] if "python" in daemon else [],
+        [labelled(version=daemon.version, python=daemon.python)],
     )
-    yield gauge("gpu_plugin_start_timestamp_seconds", "When the process started, in Unix time.", daemon.get("started"))
+    yield gauge("gpu_plugin_start_timestamp_seconds", "When the process started, in Unix time.", daemon.started)
     yield gauge(
-        "gpu_plugin_waiting",
-        "Whether another daemon has the node, and this one waits for it.",
-        bool(status["waiting"]) if "waiting" in status else None,
+        "gpu_plugin_waiting", "Whether another daemon has the node, and this one waits for it.", bool(status.waiting)
     )
     yield gauge(
         "gpu_plugin_snapshot_version",
         "The version of the snapshot that is offered to the kubelet.",
-        counters.get("snapshot_version"),
+        counters.snapshot_version,
     )
     yield histogram(
         "gpu_plugin_event_loop_lag_seconds",
@@ -70,58 +76,51 @@ def _process(status: Mapping[str, Any], counters: Mapping[str, Any]) -> Iterator
         [] if lag is None else [("", lag)],
     )
     yield gauge(
-        "gpu_plugin_state_written",
-        "Whether all state that a restart needs is on disk.",
-        None if state is None else not state["trouble"],
+        "gpu_plugin_state_written", "Whether all state that a restart needs is on disk.", not status.state.trouble
     )
     yield counter(
         "gpu_plugin_log_lines_dropped_total",
         "Log lines that could not be written to standard error.",
-        daemon["log_lines_dropped"],
+        daemon.log_lines_dropped,
     )
-    yield gauge(
-        "gpu_plugin_scrape_duration_seconds",
-        "Duration of making the text of the last scrape.",
-        status.get("scrape_seconds"),
-    )
+    yield gauge("gpu_plugin_scrape_duration_seconds", "Duration of making the text of the last scrape.", scrape_seconds)
 
 
-def _configuration(status: Mapping[str, Any]) -> Iterator[Family]:
-    configuration, cdi = status["configuration"], status["cdi"]
+def _configuration(status: Status) -> Iterator[Family]:
+    configuration, cdi = status.configuration, status.cdi
     yield counter(
         "gpu_plugin_config_reloads_total",
         "Times the configuration was read, by outcome.",
-        [(labelled(result=result), count) for result, count in configuration["reloads"].items()],
+        [(labelled(result=result), count) for result, count in configuration.reloads.items()],
     )
     yield gauge(
-        "gpu_plugin_config_refused",
-        "Whether the requested configuration is not in force.",
-        bool(configuration["refused"]),
+        "gpu_plugin_config_refused", "Whether the requested configuration is not in force.", bool(configuration.refused)
     )
     yield gauge(
         "gpu_plugin_config_label_unheard",
         "Whether a change of the node label that names the configuration would go unnoticed now.",
-        bool(configuration["unheard"]),
+        bool(configuration.unheard),
     )
     yield gauge(
         "gpu_plugin_cdi_ready",
         "Whether the newest CDI specifications are valid and written; only if containers get CDI names.",
-        None if cdi is None else not cdi["trouble"],
+        None if cdi is None else not cdi.trouble,
     )
 
 
-def _driver(driver: Mapping[str, Any] | None, nvml: Mapping[str, Any] | None) -> Iterator[Family]:
+def _driver(status: Status, nvml: Mapping[str, Any]) -> Iterator[Family]:
+    driver = status.driver
     yield gauge(
         "gpu_plugin_driver_up",
         "Whether any GPU can be reached; no series on a node without GPUs.",
-        None if driver is None or driver.get("no_gpu") else driver.get("answered", True) and not driver["trouble"],
+        None if driver.no_gpu else driver.answered and not driver.trouble,
     )
     yield gauge(
         "gpu_plugin_restart_needed",
         "Whether a hung call about one GPU keeps others from being found or released until the plugin is restarted.",
-        None if driver is None or "restart" not in driver else bool(driver["restart"]),
+        bool(driver.restart),
     )
-    if nvml is None:
+    if not nvml:
         return
     calls = [(labelled(call=call), each) for call, each in nvml["calls"].items()]
     yield histogram(
@@ -140,53 +139,51 @@ def _driver(driver: Mapping[str, Any] | None, nvml: Mapping[str, Any] | None) ->
         [(labels, each["hung"]) for labels, each in calls],
     )
     yield gauge(
-        "gpu_plugin_nvml_calls_hanging",
-        "Calls to NVML that have not returned within the timeout.",
-        nvml["hanging"],
+        "gpu_plugin_nvml_calls_hanging", "Calls to NVML that have not returned within the timeout.", nvml["hanging"]
     )
 
 
-def _devices(resources: Named) -> Iterator[Family]:
+def _devices(resources: Mapping[str, Resource]) -> Iterator[Family]:
     yield gauge(
         "gpu_plugin_devices",
         "Devices listed to the kubelet, by resource and state.",
         [
             (labelled(resource=name, state=state), count)
-            for name, counts in resources.items()
+            for name, each in resources.items()
             for state, count in (
-                ("healthy", counts["healthy"]),
-                ("unhealthy", counts["devices"] - counts["healthy"] - counts["retired"]),
-                ("retired", counts["retired"]),
+                ("healthy", each.healthy),
+                ("unhealthy", each.devices - each.healthy - each.retired),
+                ("retired", each.retired),
             )
         ],
     )
     yield gauge(
         "gpu_plugin_devices_held_back",
         "Unhealthy devices that only an operator's order keeps from pods: their hardware has no fault.",
-        [(labelled(resource=name), counts.get("held_back")) for name, counts in resources.items()],
+        [(labelled(resource=name), each.held_back) for name, each in resources.items()],
     )
 
 
-def _pods(attribution: Mapping[str, Any] | None) -> Iterator[Family]:
-    if attribution is None:
+def _pods(pods: Pods | None, held: Iterable[Held]) -> Iterator[Family]:
+    if pods is None:
         return
-    yield gauge("gpu_plugin_pod_device", "A container holds a device.", _held(attribution["devices"]))
+    yield gauge("gpu_plugin_pod_device", "A container holds a device.", _held(held))
     yield gauge(
         "gpu_plugin_pod_attribution_up",
         "Whether the PodResources service of the kubelet answers which pods hold devices.",
-        not attribution["trouble"],
+        not pods.trouble,
     )
     yield counter(
         "gpu_plugin_pod_resources_requests_total",
         "Requests to the PodResources service of the kubelet, by result.",
         [
-            (labelled(result="answered"), attribution["questions"] - attribution["failures"]),
-            (labelled(result="failed"), attribution["failures"]),
+            (labelled(result="answered"), pods.requests - pods.failures),
+            (labelled(result="failed"), pods.failures),
         ],
     )
 
 
-def _held(devices: Iterable[tuple[Mapping[str, Any], Iterable[tuple[str, str, str]]]]) -> Iterator[tuple[str, int]]:
+def _held(devices: Iterable[Held]) -> Iterator[tuple[str, int]]:
     """Return a sample for each device and container. Texts that several devices share are made once."""
 
     @lru_cache(KNOWN)
@@ -204,7 +201,7 @@ def _held(devices: Iterable[tuple[Mapping[str, Any], Iterable[tuple[str, str, st
             yield f"{container_labels(namespace, pod, container)},{of},{gpu}", 1
 
 
-def _resources(status: Mapping[str, Any], counted: Named) -> Iterator[Family]:
+def _resources(status: Status, counted: Named) -> Iterator[Family]:
     """Return the traffic between plugin and kubelet of each resource. `counted` has served and former resources."""
     named = [(labelled(resource=name), each) for name, each in counted.items()]
     yield counter(
@@ -220,7 +217,7 @@ def _resources(status: Mapping[str, Any], counted: Named) -> Iterator[Family]:
     yield gauge(
         "gpu_plugin_registered",
         "Whether the kubelet has a resource: it accepted the registration and reads the list of devices.",
-        [(labelled(resource=name), each["registered"]) for name, each in status["kubelet"]["resources"].items()],
+        [(labelled(resource=name), each.registration.registered) for name, each in status.resources.items()],
     )
     yield counter(
         "gpu_plugin_registrations_total",
@@ -234,7 +231,7 @@ def _resources(status: Mapping[str, Any], counted: Named) -> Iterator[Family]:
     yield gauge(
         "gpu_plugin_list_streams",
         "ListAndWatch streams of the kubelet that are open.",
-        [(labelled(resource=name), counted[name].get("streams", 0)) for name in status["resources"]],
+        [(labelled(resource=name), counted[name].get("streams", 0)) for name in status.resources],
     )
     yield counter(
         "gpu_plugin_lists_sent_total",

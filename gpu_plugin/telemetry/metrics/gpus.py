@@ -5,35 +5,34 @@ from typing import Any
 
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.status.model import Counters, Gpu, Status
+from gpu_plugin.status.readings import CLOCKS_EVENTS, FABRIC_STATES, RECOVERY_ACTIONS
 from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, info, labelled
-from gpu_plugin.telemetry.readings import CLOCKS_EVENTS, FABRIC_STATES, RECOVERY_ACTIONS
 
 STATES = ("healthy", "degraded", "unhealthy")
 
 ORDER_SIGNALS = tuple(name for name, signal in SIGNALS.items() if signal.kind is SignalKind.ORDER)
 
-Gpus = Sequence[tuple[str, Mapping[str, Any]]]
-"""Each GPU's labels, and its status."""
+Gpus = Sequence[tuple[str, Gpu]]
+"""Each GPU with its labels."""
+
+Read = Sequence[tuple[str, Mapping[str, Any]]]
+"""The readings of each GPU with its labels."""
 
 
-def families(status: Mapping[str, Any]) -> Iterator[Family]:
+def families(status: Status) -> Iterator[Family]:
     """Return the families of the GPUs, each made when it is iterated over: a full node has thousands of samples."""
-    health = status["health"]
-    gpus = [(labelled(uuid=gpu["uuid"], index=gpu["index"]), gpu) for gpu in health["gpus"]]
-    labels = {gpu["uuid"]: text for text, gpu in gpus}
-    driver = status.get("driver", {}).get("version", "")
+    gpus = [(labelled(uuid=gpu.uuid, index=gpu.index), gpu) for gpu in status.gpus]
+    labels = {gpu.uuid: text for text, gpu in gpus}
+    driver = status.driver.version
     yield info(
         "gpu_plugin_gpu_info",
         "Description of a GPU.",
-        [
-            f"{of},{labelled(pci_bus_id=gpu['bus_id'], model=gpu['model'], driver=driver)}"
-            for of, gpu in gpus
-            if "bus_id" in gpu
-        ],
+        [f"{of},{labelled(pci_bus_id=gpu.bus_id, model=gpu.model, driver=driver)}" for of, gpu in gpus],
     )
     yield from _health(gpus)
-    yield from _history(health, labels)
-    yield from _readings(gpus)
+    yield from _history(status.counters or Counters(), labels)
+    yield from _readings([(labels, gpu.readings) for labels, gpu in gpus])
 
 
 def _health(gpus: Gpus) -> Iterator[Family]:
@@ -41,42 +40,52 @@ def _health(gpus: Gpus) -> Iterator[Family]:
     yield gauge(
         "gpu_plugin_gpu_health",
         "The state of each GPU (1) and the other states (0). A GPU with a bad MIG device is degraded.",
-        _one_hot(gpus, "state", "state", STATES),
+        [(f"{labels},{labelled(state=state)}", _state(gpu) == state) for labels, gpu in gpus for state in STATES],
     )
     yield gauge(
         "gpu_plugin_gpu_held_back",
         "Whether only this and other orders of operators keep a GPU from pods: it has no fault.",
-        [
-            (f"{labels},{labelled(by=order)}", order in held)
-            for labels, gpu in gpus
-            if (held := gpu.get("held_back")) is not None
-            for order in ORDER_SIGNALS
-        ],
+        [(f"{labels},{labelled(by=order)}", order in gpu.held_back) for labels, gpu in gpus for order in ORDER_SIGNALS],
     )
     yield gauge(
         "gpu_plugin_gpu_health_since_timestamp_seconds",
         "Time since which a GPU has its worst verdict, in Unix time.",
-        [(labels, gpu.get("since")) for labels, gpu in gpus],
+        [(labels, gpu.since) for labels, gpu in gpus],
     )
     yield gauge(
         "gpu_plugin_gpu_signal_verdict",
         "The present verdict of each signal on a GPU: 0 fine, 1 an error of an application, 2 degraded, 3 fatal.",
         [
-            (f"{labels},{signal}", Verdict[verdicts[name]].value if name in verdicts else 0)
+            (f"{labels},{signal}", worst.get(name, 0))
             for labels, gpu in gpus
-            if (verdicts := gpu.get("signals")) is not None
+            for worst in [_worst(gpu)]
             for name, signal in signals
         ],
     )
 
 
-def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[Family]:
+def _state(gpu: Gpu) -> str:
+    if not gpu.healthy:
+        return "unhealthy"
+    return "degraded" if Verdict[gpu.verdict] >= Verdict.DEGRADED else "healthy"
+
+
+def _worst(gpu: Gpu) -> Mapping[str, int]:
+    """Return the worst verdict of each open signal, by its name."""
+    worst: dict[str, int] = {}
+    for signal in gpu.signals:
+        if signal.name in SIGNALS:
+            worst[signal.name] = max(Verdict[signal.verdict].value, worst.get(signal.name, 0))
+    return worst
+
+
+def _history(counters: Counters, labels: Mapping[str, str]) -> Iterator[Family]:
     yield gauge(
         "gpu_plugin_health_signal_supported",
         "Whether a GPU reports the values that a health signal needs.",
         [
             (f"{_of(uuid, labels)},{labelled(signal=signal)}", supported)
-            for uuid, signals in health["supported"].items()
+            for uuid, signals in counters.supported.items()
             for signal, supported in signals.items()
         ],
     )
@@ -88,29 +97,29 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
                 f"{_of(each['uuid'], labels)},{labelled(signal=each['signal'], verdict=each['verdict'].lower())}",
                 each["total"],
             )
-            for each in health["transitions"]
+            for each in counters.transitions
         ],
     )
     yield counter(
-        "gpu_plugin_xid_errors_total", "Xid errors, by GPU, number and class in the Xid policy.", _xids(health, labels)
+        "gpu_plugin_xid_errors_total",
+        "Xid errors, by GPU, number and class in the Xid policy.",
+        _xids(counters, labels),
     )
     yield gauge(
         "gpu_plugin_gpu_xid_first_timestamp_seconds",
         "Time of the first Xid of this number and class since the start, in Unix time.",
         [
-            (f"{_of(each['uuid'], labels)},{labelled(xid=each['xid'], **{'class': each['class']})}", each.get("first"))
-            for each in health["xids"]
+            (f"{_of(each['uuid'], labels)},{labelled(xid=each['xid'], **{'class': each['class']})}", each["first"])
+            for each in counters.xids
         ],
     )
 
 
-def _xids(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+def _xids(counters: Counters, labels: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     """Return a sample for each Xid of the policy's table on each GPU, and for other Xids that were reported."""
-    known = [
-        (str(xid), kind, labelled(xid=xid, **{"class": kind})) for xid, kind in health.get("xid_classes", {}).items()
-    ]
+    known = [(xid, kind, labelled(xid=xid, **{"class": kind})) for xid, kind in counters.xid_classes.items()]
     counted: dict[str, dict[tuple[str, str], int]] = {uuid: {} for uuid in labels}
-    for each in health["xids"]:
+    for each in counters.xids:
         counted.setdefault(each["uuid"], {})[str(each["xid"]), each["class"]] = each["total"]
     for uuid, totals in counted.items():
         of = _of(uuid, labels)
@@ -126,8 +135,7 @@ def _of(uuid: str, labels: Mapping[str, str]) -> str:
     return labels.get(uuid) or labelled(uuid=uuid, index="")
 
 
-def _readings(gpus: Gpus) -> Iterator[Family]:
-    read = [(labels, gpu["readings"]) for labels, gpu in gpus if gpu.get("readings")]
+def _readings(read: Read) -> Iterator[Family]:
     for name, key, about in _PLAIN:
         family = counter if name.endswith("_total") else gauge
         yield family(_PREFIX + name, about, [(labels, readings.get(key)) for labels, readings in read])
@@ -166,14 +174,14 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
     )
 
 
-def _several(read: Gpus, label: str, key: str, values: Sequence[str]) -> Iterator[tuple[str, float | None]]:
+def _several(read: Read, label: str, key: str, values: Sequence[str]) -> Iterator[tuple[str, float | None]]:
     """Return a sample for each of several readings. `key` is their name, with a place for the label's value."""
     for labels, readings in read:
         for value in values:
             yield f'{labels},{label}="{value}"', readings.get(key.format(value))
 
 
-def _one_hot(read: Gpus, label: str, key: str, known: Sequence[str]) -> Iterator[tuple[str, int]]:
+def _one_hot(read: Read, label: str, key: str, known: Sequence[str]) -> Iterator[tuple[str, int]]:
     for labels, readings in read:
         now = readings.get(key)
         if now is None:

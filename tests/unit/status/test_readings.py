@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.health.observation import Fabric, Fault, Sample
-from gpu_plugin.telemetry.readings import Readings, told
+from gpu_plugin.status.readings import Readings, told
 
 GPU = Gpu("GPU-0", 0, memory_bytes=2**36, thresholds=Thresholds(95, 89, None, 87))
 WHOLE = Sample(temperature=40, power=345_678, utilization=87, energy=1500, nvlinks=(True, False, True))

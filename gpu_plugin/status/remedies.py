@@ -1,0 +1,126 @@
+"""The remedy of each kind of problem, as steps with commands that work from the operator's shell. Pure.
+
+The commands are those of an operator with kubectl. Where this process is not a pod, they are the plain commands of the node.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gpu_plugin.health.explain import Explanation, Remedy
+from gpu_plugin.health.notices import Notice
+from gpu_plugin.status.model import Step
+
+TO_DO = "; to do: "
+"""Separates the problem and the remedy in a reason that other packages make."""
+
+
+class Shell(msgspec.Struct, frozen=True):
+    """The place of the daemon: the Node's name, and the namespace and name of its pod. All are empty outside a cluster."""
+
+    node: str = ""
+    namespace: str = ""
+    pod: str = ""
+
+    def command(self, words: str) -> str:
+        """Return a command of gpu-plugin in the daemon's container."""
+        return f"kubectl exec -n {self.namespace} {self.pod} -- {words}" if self.pod else words
+
+    def text(self, words: str) -> str:
+        """Return a command of a table below, with its names: GPU-PLUGIN stands for gpu-plugin in the daemon's container."""
+        words = words.replace("NODE", self.node or "NODE").replace("NAMESPACE", self.namespace).replace("POD", self.pod)
+        return (
+            self.command("gpu-plugin" + words.removeprefix("GPU-PLUGIN")) if words.startswith("GPU-PLUGIN") else words
+        )
+
+
+DETAILS = Step("See all checks of the node", "GPU-PLUGIN doctor")
+LOG = Step("Read the daemon's log", "kubectl logs -n NAMESPACE POD")
+RESTART = Step("Restart the plugin", "kubectl delete pod -n NAMESPACE POD")
+
+REMEDIES: Mapping[str, tuple[Step, ...]] = {
+    "waiting": (Step("Wait for the other daemon to end, or end it: one daemon serves a node"), DETAILS),
+    "driver": (DETAILS, Step("Look for the kernel's messages, on the node", "dmesg | grep -iE 'nvrm|xid'")),
+    "driver-silent": (Step("Try the driver, on the node", "nvidia-smi"), DETAILS),
+    "restart": (RESTART,),
+    "not-registered": (DETAILS, Step("See whether the kubelet works, on the node", "systemctl status kubelet")),
+    "missing-gpu": (
+        Step("Look for its bus id in the kernel's messages, on the node", "dmesg | grep -iE 'nvrm|pci'"),
+        Step("Reset the GPU, reboot the node, or have the GPU serviced"),
+    ),
+    "resource": (DETAILS,),
+    "unoffered": (Step("Change the configuration, or the GPUs, so that they fit each other"), DETAILS),
+    "state": (Step("Make sure that the state directory can be written and has free space"), DETAILS),
+    "cdi": (DETAILS,),
+    "cdi-file": (Step("See which files containers get, and which are left out", "GPU-PLUGIN cdi list"),),
+    "configuration": (Step("Correct the file, and check it before it is used", "gpu-plugin validate FILE"),),
+    "label": (DETAILS, LOG),
+    "cluster": (DETAILS, LOG),
+    "labels": (DETAILS, LOG),
+    "no-gpu": (),
+    "withheld": (DETAILS,),
+}
+"""The steps of each kind of problem of the node."""
+
+KEEP_AWAY = Step("Keep new pods away from the node", "kubectl cordon NODE")
+DRAIN = Step("Move its pods to other nodes", "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data")
+LET_BACK = Step("Let pods onto the node again", "kubectl uncordon NODE")
+
+
+def of(kind: str, shell: Shell) -> tuple[Step, ...]:
+    """Return the steps for a problem of the node. Steps that need a cluster are left out without one."""
+    return _spelled(REMEDIES[kind], shell)
+
+
+def of_signal(signal: Explanation, gpu: str, shell: Shell, *, released: bool) -> tuple[Step, ...]:
+    """Return the steps that close an open signal of a GPU. `released` is whether the GPU is released for maintenance."""
+    advice = (Step(signal.action[:1].upper() + signal.action[1:]),) if signal.action else ()
+    match signal.remedy:
+        case Remedy.RESET:
+            steps = (KEEP_AWAY, DRAIN, *reset_steps(gpu, released=released, persistent=signal.persistent), LET_BACK)
+        case Remedy.REBOOT:
+            steps = (KEEP_AWAY, DRAIN, Step("Reboot the node, on the node", "systemctl reboot"), LET_BACK)
+        case Remedy.REPLACE:
+            steps = (KEEP_AWAY, DRAIN, Step("Have the GPU tested and replaced"))
+        case Remedy.UNCORDON:
+            return _spelled((Step("Lift the cordon once pods may have the GPU", f"GPU-PLUGIN uncordon {gpu}"),), shell)
+        case Remedy.RESUME:
+            return _spelled((Step("Resume the GPU once the work on it is done", f"GPU-PLUGIN resume {gpu}"),), shell)
+        case _:
+            return advice
+    own = signal.action and not any(plain in signal.action for plain in _IN_THE_STEPS)
+    return _spelled((*(advice if own else ()), *steps), shell)
+
+
+def of_notice(notice: Notice, gpu: str, shell: Shell, *, released: bool) -> tuple[Step, ...]:
+    """Return the steps for a notice about a GPU, and the command that takes it back."""
+    advice = Step(notice.action[:1].upper() + notice.action[1:])
+    reset = reset_steps(gpu, released=released, persistent=notice.persistent)
+    steps = (KEEP_AWAY, DRAIN, *reset, LET_BACK) if notice.resets else ()
+    undo = (Step("Or take the change back, on the node", notice.undo),) if notice.undo else ()
+    return _spelled((advice, *steps, *undo), shell)
+
+
+_IN_THE_STEPS = ("reset the GPU when no pod has it", "drain the node and reboot it", "replaced")
+"""Advice that the steps have already."""
+
+
+def reset_steps(gpu: str, *, released: bool, persistent: bool) -> tuple[Step, ...]:
+    """Return the steps that reset a GPU, without its release if it is `released`. The driver resets no `persistent` GPU."""
+    reset = f"nvidia-smi --gpu-reset -i {gpu}"
+    if persistent:
+        reset = f"nvidia-smi -i {gpu} -pm 0 && {reset} && nvidia-smi -i {gpu} -pm 1"
+    release = Step("Release the GPU: the plugin closes it", f"GPU-PLUGIN release {gpu}")
+    return (
+        *(() if released else (release,)),
+        Step("Reset the GPU, on the node", reset),
+        Step("Resume the GPU", f"GPU-PLUGIN resume {gpu}"),
+    )
+
+
+def _spelled(steps: tuple[Step, ...], shell: Shell) -> tuple[Step, ...]:
+    return tuple(
+        Step(step.text, shell.text(step.command))
+        for step in steps
+        if shell.node or not step.command.startswith("kubectl")
+    )
