@@ -36,13 +36,13 @@ from gpu_plugin.runtime.supervision import forever
 from gpu_plugin.runtime.threads import begin
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.records import OWN_MARKS_FILE, OwnMarks
-from gpu_plugin.status import model
 
 if TYPE_CHECKING:
     from gpu_plugin.cluster.events import EventWriter
     from gpu_plugin.cluster.node_api import NodeApi
     from gpu_plugin.cluster.node_condition import GpuFitness
     from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper
+    from gpu_plugin.status import model
 
 log = logging.getLogger(__name__)
 
@@ -121,11 +121,13 @@ class ClusterReporting:
         if self._keeper is not None:
             self._keeper.changed()
 
-    def status(self) -> model.Cluster | None:
+    def status(self) -> "model.Cluster | None":
         """Return the entry of the status; None if the settings enable no report.
 
         A name in the annotation that matches no GPU is trouble. The requests are without the watch.
         """
+        from gpu_plugin.status import model  # noqa: PLC0415 - pods wait for the daemon's start
+
         settings = self._configuration.settings
         if not _reports(settings):
             return None

@@ -12,6 +12,7 @@ from gpu_plugin.daemon.node_view import NodeView
 from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.opened_state import make_way
 from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.daemon.status_answers import StatusAnswers
 from gpu_plugin.daemon.takeover import Takeover
 from gpu_plugin.runtime.control.server import Verb, serve
 from gpu_plugin.runtime.pulse import Pulse
@@ -33,6 +34,7 @@ class Commands:
         simulated: Mapping[str, Verb],
         operations: Operations,
         view: NodeView,
+        answers: StatusAnswers,
         events: EventLog,
         takeover: Takeover,
         now: Now,
@@ -49,7 +51,7 @@ class Commands:
             name: events.order(name, self._after_takeover(verb)) if name in LOGGED_VERBS else events.resolved(verb)
             for name, verb in verbs.items()
         }
-        self._verbs |= {"status": view.status, "topology": view.topology, "events": events.answer}
+        self._verbs |= {"status": answers.status, "topology": view.topology, "events": events.answer}
 
     async def run(self) -> None:
         """Serve the control socket, and make it again when it is gone. Never returns."""

@@ -20,10 +20,10 @@ from gpu_plugin.daemon.list_strategy import ListStrategy
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.threads import SlowCall, begin
-from gpu_plugin.status import model
 
 if TYPE_CHECKING:
     from gpu_plugin.cluster.node_metadata import NodeMetadata
+    from gpu_plugin.status import model
 
 log = logging.getLogger(__name__)
 
@@ -188,8 +188,10 @@ class Configuration:
         size = len(json.dumps(content))
         return content if size <= LONGEST_IN_FULL else {"left_out_bytes": size}
 
-    def status(self) -> model.Configuration:
+    def status(self) -> "model.Configuration":
         """Return the settings in force, and the reasons why others are not."""
+        from gpu_plugin.status import model  # noqa: PLC0415 - pods wait for the daemon's start
+
         wanted = self._source.wanted()
         return model.Configuration(
             file=str(self._file_in_force or ""),

@@ -42,6 +42,7 @@ from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, OpenedState, Recalled, recall
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.daemon.reported_errors import ReportedErrors
+from gpu_plugin.daemon.status_answers import StatusAnswers
 from gpu_plugin.daemon.takeover import Takeover, TakeoverError
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
@@ -177,12 +178,14 @@ class Daemon:
             counts=self._counts,
             call_times=call_times,
         )
-        self._content = ListenerContent(configuration.store, self._view)
+        self._answers = StatusAnswers(self._view)
+        self._content = ListenerContent(configuration.store, self._view, self._answers)
         self._commands = Commands(
             state_dir,
             hardware.verbs,
             self._operations,
             self._view,
+            self._answers,
             self._events,
             self._takeover,
             self._now,
@@ -248,7 +251,7 @@ class Daemon:
         if self._opened is None:
             try:
                 await self._takeover.wait_for_node(
-                    Path(self.settings.state_dir), self._state_call, self._view.waiting, claims=self._claims
+                    Path(self.settings.state_dir), self._state_call, self._answers.waiting, claims=self._claims
                 )
                 recalled: Recalled = await self._state_call.joined(self._recall, STATE_PATIENCE)
             except NoAnswerError as error:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,7 +16,9 @@ from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, ResourceRegi
 from gpu_plugin.runtime.control import RefusedError
 from gpu_plugin.runtime.control.server import Verb, asking
 from gpu_plugin.state.event_store import Event, EventStore
-from gpu_plugin.status import model
+
+if TYPE_CHECKING:
+    from gpu_plugin.status import model
 
 LONGEST_REPLY = 900_000
 """Limit in bytes for the events in one reply of the control socket, whose own limit is 1 MiB."""
@@ -80,7 +82,7 @@ class EventLog:
             how = "no longer registered" if before.registered is not None else "not registered"
             self.store.add("registration", f"{resource}: {how}: {after.why}", resource=resource)
 
-    def configuration(self, status: model.Configuration) -> None:
+    def configuration(self, status: "model.Configuration") -> None:
         """Add the result of a read of the configuration."""
         refused, applied = status.refused, status.reloads["applied"]
         if self._refused and not refused and applied == self._applied:

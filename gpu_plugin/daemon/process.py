@@ -8,11 +8,10 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
-import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -20,7 +19,6 @@ from gpu_plugin.daemon.configuration import Configuration, Resolve, Wait, begin_
 from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.list_strategy import ListStrategy, log_strategy
-from gpu_plugin.daemon.node_view import without_configuration
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, make_way
 from gpu_plugin.kubelet.offer import require_functions
 from gpu_plugin.runtime.control import opened
@@ -103,9 +101,9 @@ async def _configured(
             begun_with, started = settings, time.time()
 
             async def status(_: Mapping[str, object]) -> Mapping[str, object]:
-                return cast(
-                    "Mapping[str, object]", msgspec.to_builtins(without_configuration(begun_with, wait, started))
-                )
+                from gpu_plugin.daemon.node_status import as_reply, without_configuration  # noqa: PLC0415 - on request
+
+                return as_reply(without_configuration(begun_with, wait, started))
 
             refusals = serve_refusals(Path(settings.state_dir), lambda: f"{why}: {wait.why}", {"status": status})
             await waiting.enter_async_context(refusals)

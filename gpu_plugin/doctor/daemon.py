@@ -1,26 +1,25 @@
 """The status of the running daemon. Blocks."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from gpu_plugin.doctor.finding import Known, Unknown
 from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.runtime import control
+from gpu_plugin.status.model import Status
 
 
 class Daemon(msgspec.Struct, frozen=True):
-    """The status of the running daemon (`NodeView.status`), None if no daemon answers; then `trouble` is the reason.
+    """The status of the running daemon, None if no daemon answers; then `trouble` is the reason.
 
     `forbidden` is True if this process may not connect to the daemon's socket. `refused` is True if a daemon answered with an
     error, such as that it waits for another daemon; `trouble` is its text. `abandoned` is True if the socket exists and no
     process listens on it, so that the daemon was killed.
     """
 
-    status: Mapping[str, Any] | None = None
+    status: Status | None = None
     trouble: str = ""
     forbidden: bool = False
     refused: bool = False
@@ -31,7 +30,9 @@ def read_daemon(state_dir: Path) -> Known[Daemon]:
     """Return the status of the daemon that uses this directory."""
     path = state_dir / control.SOCKET
     try:
-        return Daemon(control.request(state_dir, "status"))
+        return Daemon(msgspec.convert(control.request(state_dir, "status"), Status))
+    except msgspec.ValidationError as error:
+        return Daemon(trouble=f"the daemon is of another version: its status is not known here: {error}", refused=True)
     except control.SilentDaemonError as error:
         return Unknown(str(error), hung=True)
     except control.NoDaemonError as error:
@@ -42,13 +43,9 @@ def read_daemon(state_dir: Path) -> Known[Daemon]:
         return Daemon(trouble=str(error), refused=True)
 
 
-def released_gpus(status: Mapping[str, Any]) -> Known[tuple[str, ...]]:
+def released_gpus(status: Status) -> tuple[str, ...]:
     """Return the indices of the GPUs in a daemon's status that an operator has released for maintenance."""
-    try:
-        gpus = status.get("health", {}).get("gpus", ())
-        return tuple(str(gpu["index"]) for gpu in gpus if MAINTENANCE in gpu.get("signals", ()))
-    except (AttributeError, KeyError, TypeError):
-        return Unknown("the daemon's status has no such list: is it of another version?")
+    return tuple(str(gpu.index) for gpu in status.gpus if any(each.name == MAINTENANCE for each in gpu.signals))
 
 
 def _forbidden(path: Path) -> bool:

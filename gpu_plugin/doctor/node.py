@@ -219,7 +219,7 @@ class Node:
             return ""  # the module loads only where it finds a GPU, so a GPU has fallen off the bus
         if not isinstance(driver, Unknown) and driver.platform != Platform.NVML:
             return ""
-        if not isinstance(daemon, Unknown) and (daemon.status or {}).get("missing"):
+        if not isinstance(daemon, Unknown) and daemon.status is not None and daemon.status.missing:
             return ""  # the daemon knows GPUs of this node that are missing now
         return no_gpu(bus, (), device_nodes)
 

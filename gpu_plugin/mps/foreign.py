@@ -20,7 +20,8 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.limits import same_threads, thread_percentage
-from gpu_plugin.mps.remedies import ASK_OTHER, RESTART_OTHER, TO_DO, WAIT_FOR_OTHER
+from gpu_plugin.mps.remedies import ASK_OTHER, RESTART_OTHER, WAIT_FOR_OTHER
+from gpu_plugin.status.remedies import TO_DO
 
 CONFIRM = 30.0  # seconds between two queries of a daemon that is up and holds its lock, to find a daemon that hangs
 LOOK_AGAIN = 3.0  # seconds between two queries of other daemons, which are down or hold no lock

@@ -21,8 +21,9 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.mps.remedies import SAME_CONFIGURATION, SAME_ROOT, START, STUCK, TO_DO
+from gpu_plugin.mps.remedies import SAME_CONFIGURATION, SAME_ROOT, START, STUCK
 from gpu_plugin.runtime.regular_file import open_file, replace_file
+from gpu_plugin.status.remedies import TO_DO
 
 T = TypeVar("T")
 

@@ -1,6 +1,4 @@
-"""Remedies for MPS daemons that cannot be used. Each is the end of a message, after `TO_DO`."""
-
-TO_DO = "; to do: "
+"""Remedies for MPS daemons that cannot be used. Each is the end of a message, after `status.remedies.TO_DO`."""
 
 START = "start gpu-plugin mps on this node (the chart's value mps.enabled, or systemctl start gpu-plugin-mps)"
 

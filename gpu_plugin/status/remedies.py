@@ -118,6 +118,11 @@ def reset_steps(gpu: str, *, released: bool, persistent: bool) -> tuple[Step, ..
     )
 
 
+def in_words(steps: tuple[Step, ...]) -> str:
+    """Return steps as one text: the sentences, each with its command."""
+    return "; ".join(step.text + (f": {step.command}" if step.command else "") for step in steps)
+
+
 def _spelled(steps: tuple[Step, ...], shell: Shell) -> tuple[Step, ...]:
     return tuple(
         Step(step.text, shell.text(step.command))

@@ -1,11 +1,12 @@
 """Check that a daemon runs, reports no problems, and uses the same directory as doctor."""
 
-from gpu_plugin.daemon import node_status
-from gpu_plugin.devices.absent import remedy
+from collections.abc import Mapping
+
 from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, seen, warning
+from gpu_plugin.doctor.finding import Finding, Status, failed, note, ok, seen, warning
 from gpu_plugin.doctor.node import Node
-from gpu_plugin.mps.remedies import TO_DO
+from gpu_plugin.status.model import Problem, Severity
+from gpu_plugin.status.remedies import in_words
 
 _HANGS = (
     "the daemon hangs, and every pod that asks for a GPU waits for it: send it SIGUSR2 and it logs its tasks and threads (the "
@@ -19,7 +20,7 @@ _KILLED = (
 )
 
 
-_MPS = "the log of `gpu-plugin mps` on this node has the details, and it starts the daemon again by itself"
+_STATUS: Mapping[Severity, Status] = {"critical": Status.FAILED, "warning": Status.WARNING, "note": Status.NOTE}
 
 
 @check("daemon")
@@ -42,7 +43,7 @@ def daemon(node: Node) -> Finding | list[Finding]:
             "if a daemon should be running: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, and its log",
         )
     found = []
-    served = status["kubelet"].get("directory", "")
+    served = status.kubelet.directory
     if served and served != node.settings.socket_dir:
         found.append(
             warning(
@@ -50,36 +51,14 @@ def daemon(node: Node) -> Finding | list[Finding]:
                 "give doctor the options and environment that the daemon was started with",
             )
         )
-    driver = {**status.get("driver", {}), "restart": ""}
-    # Without the problems that have their own remedy here
-    elsewhere = {**status, "kubelet": {"socket": ""}, "missing": (), "driver": driver}
-    found += [
-        failed(f"{each['name']} is missing: {each['why']}", remedy(each.get("uuid", "")))
-        for each in status.get("missing", ())
-    ]
-    if restart := status.get("driver", {}).get("restart"):
-        found.append(failed(restart, "kubectl delete pod, of the plugin on this node, or systemctl restart gpu-plugin"))
-    found += [_trouble(trouble) for trouble in node_status.troubles(elsewhere)]
-    found += [
-        failed(
-            f"GPU {gpu['index']} ({gpu['uuid']}) is Unhealthy: {'; '.join(gpu['reasons'])}",
-            f"`gpu-plugin explain --gpu {gpu['index']}` has advice, and the recovery that clears it",
-        )
-        for gpu in status["health"]["gpus"]
-        if gpu["state"] == "unhealthy"
-    ]
-    found += [
-        warning(f"CDI: {complaint}", "docs/containers.md says which files containers are given, and which are left out")
-        for complaint in (status["cdi"] or {}).get("complaints", ())
-    ]
-    if found:
+    found += [_finding(problem) for problem in status.problems if problem.kind != "not-registered"]
+    if any(finding.status is not Status.NOTE for finding in found):
         return found
-    about = status["daemon"]
-    return ok(f"version {about['version']}, process {about['pid']}, and it reports no problem")
+    about = status.daemon
+    return [*found, ok(f"version {about.version}, process {about.pid}, and it reports no problem")]
 
 
-def _trouble(trouble: str) -> Finding:
-    """Return the finding of a problem that the daemon reports, with the daemon's own remedy if it has one."""
-    about, _, remedy = trouble.partition(TO_DO)
-    otherwise = _MPS if " MPS daemon " in trouble else "`gpu-plugin status` and the daemon's log have the details"
-    return failed(about, remedy or otherwise)
+def _finding(problem: Problem) -> Finding:
+    """Return the finding of a problem that the daemon reports, with its remedy."""
+    found = f"{problem.title}: {problem.cause}" if problem.title != problem.cause else problem.cause
+    return Finding(_STATUS[problem.severity], found, in_words(problem.steps))

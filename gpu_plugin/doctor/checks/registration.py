@@ -18,27 +18,26 @@ def registration(node: Node) -> Finding | list[Finding]:
         )
     if isinstance(daemon, Unknown) or daemon.status is None:
         return _without_daemon(pods)
-    kubelet = daemon.status["kubelet"]
-    if not kubelet["socket"]:
+    served = daemon.status.resources
+    if not daemon.status.kubelet.socket:
         return note("nothing is registered, because --kubelet-socket is empty")
-    if not kubelet["resources"] and (reason := node.no_gpu()):
+    if not served and (reason := node.no_gpu()):
         return note(f"{reason}, so nothing is registered")
-    if not kubelet["resources"]:
+    if not served:
         return failed("the daemon serves no resource, so nothing is registered", "see `driver` and `daemon` above")
     healthy = None if isinstance(pods, Unknown) or pods.trouble else pods.healthy
-    served = daemon.status.get("resources", {})
     found = []
-    for name, each in kubelet["resources"].items():
-        if not each["registered"]:
-            found.append(failed(f"{name} is not registered: {each['why']}", _REMEDY))
-        elif healthy is not None and served.get(name, {}).get("healthy", 0) and not healthy.get(name):
+    for name, each in served.items():
+        if not each.registration.registered:
+            found.append(failed(f"{name} is not registered: {each.registration.why}", _REMEDY))
+        elif healthy is not None and each.healthy and not healthy.get(name):
             found.append(
                 warning(
                     f"{name} is registered, but the kubelet has no healthy device of it",
                     "run doctor again; if it stays so, another plugin may serve this resource: see `other-plugins`",
                 )
             )
-    return found or ok(f"the kubelet has {', '.join(kubelet['resources'])}")
+    return found or ok(f"the kubelet has {', '.join(served)}")
 
 
 def _without_daemon(pods: Known[PodResources]) -> Finding:
