@@ -8,14 +8,15 @@ import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.daemon.operations import Operations
-from gpu_plugin.devices.gpu_names import called, named, short_bus_id
+from gpu_plugin.devices.gpu_names import named, short_bus_id
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.latch import Transition, Verdict
-from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.health.latch import Transition
+from gpu_plugin.health.wording import news
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, ResourceRegistration
 from gpu_plugin.runtime.control import RefusedError
 from gpu_plugin.runtime.control.server import Verb, asking
 from gpu_plugin.state.event_store import Event, EventStore
+from gpu_plugin.telemetry.health_reports import whose
 
 if TYPE_CHECKING:
     from gpu_plugin.status import model
@@ -31,13 +32,6 @@ LOGGED_VERBS = frozenset({"cordon", "uncordon", "release", "resume", "fault"})
 
 REASONED = frozenset({"cordon"})
 """Orders that receive the reason of the request and store it with the GPU's health."""
-
-_STATES = {
-    Verdict.OK: "cleared",
-    Verdict.APP: "an application's own error",
-    Verdict.DEGRADED: "degraded",
-    Verdict.FATAL: "Unhealthy",
-}
 
 
 class EventLog:
@@ -56,20 +50,7 @@ class EventLog:
 
     def health(self, change: Transition) -> None:
         """Add a change of a signal's verdict."""
-        found = self._of(change.uuid)
-        whose = called(found) if found is not None else f"GPU ({change.uuid})"
-        part = f", MIG device {change.device}" if change.device else ""
-        if SIGNALS[change.signal].kind is SignalKind.ORDER:
-            if change.verdict is Verdict.OK:
-                text = f"{whose}: no longer held back by its operator ({change.detail or change.signal})"
-            else:
-                text = f"{whose} is Unhealthy: held back by its operator ({change.detail or change.signal})"
-            if change.verdict is Verdict.OK and not change.healthy_again:
-                text += "; it stays Unhealthy"
-        else:
-            text = f"{whose}{part}: {_STATES[change.verdict]}: {change.detail or change.signal}"
-        if change.healthy_again:
-            text += "; it is Healthy again"
+        text = news(change, whose(change.uuid, self._operations.gpus, change.device)).text
         fields = {"device": change.device, "signal": change.signal, "verdict": change.verdict.name, "xid": change.xid}
         self.store.add("health", text, **self._about(change.uuid), **fields)
 

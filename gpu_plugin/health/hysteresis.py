@@ -260,7 +260,7 @@ def measured(
 
 
 def spelled(readings: Sequence[Reading], *, now: bool = True) -> str:
-    """Return words for people: `97 °C at its peak, 88 °C now, shutdown threshold 92 °C`.
+    """Return words for people: `too hot: 97 °C at its peak, 88 °C now (it shuts down at 92 °C)`.
 
     Without `now` the words stay true until there is a worse reading.
     """
@@ -279,7 +279,11 @@ def _read(known: Reading | None, seen: Sample, at: Measure) -> Reading | None:
 
 
 def _spelled(reading: Reading, *, now: bool) -> str:
-    worst = "°C to its T.Limit at worst" if reading.name == "margin" else "°C at its peak"
+    acts = "shuts down" if reading.limit == "shutdown" else "slows down"
     of = "memory " if reading.name == "memory_temperature" else ""
+    if reading.name == "margin":
+        over = reading.threshold - reading.worst
+        side = "above" if over > 0 else "below"
+        return f"too hot: {abs(over)} °C {side} the temperature at which it {acts}"
     last = "" if not now else ", not read now" if reading.now is None else f", {reading.now} °C now"
-    return f"{of}{reading.worst} {worst}{last}, {reading.limit} threshold {reading.threshold} °C"
+    return f"too hot: {of}{reading.worst} °C at its peak{last} (it {acts} at {reading.threshold} °C)"

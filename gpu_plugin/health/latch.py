@@ -370,7 +370,7 @@ class Transition(msgspec.Struct, frozen=True):
 
     `uuid` is the GPU's, `device` and `part` are the fields of the latch's key. `since` is Unix time in seconds. `xid` is the
     number of the Xid, None for other signals, and `xid_name` is its name. `action` is the advice to the operator, empty if the
-    verdict is OK. `standing` is the worst verdict of the GPU, or of the MIG device, after the change.
+    verdict is OK. `others` is the worst verdict of the other open signals of the GPU, or of the MIG device.
     """
 
     uuid: str
@@ -383,8 +383,18 @@ class Transition(msgspec.Struct, frozen=True):
     xid: int | None = None
     action: str = ""
     xid_name: str = ""
-    standing: Verdict = Verdict.OK
+    others: Verdict = Verdict.OK
     part: str = ""
+
+    @property
+    def stood(self) -> Verdict:
+        """The worst verdict of the GPU, or of the MIG device, before the change."""
+        return max(self.before, self.others)
+
+    @property
+    def standing(self) -> Verdict:
+        """The worst verdict of the GPU, or of the MIG device, after the change."""
+        return max(self.verdict, self.others)
 
     @property
     def healthy_again(self) -> bool:

@@ -348,7 +348,8 @@ class HealthLedger:
         new = record.latches.get(key)
         latch = new if new is not None and new.verdict is not Verdict.OK else old
         assert latch is not None
-        verdict, standing, number = self._standing(key, new), self.verdict(uuid, key.device), xid_number(key)
+        verdict, number = self._standing(key, new), xid_number(key)
+        others = (v for k, _, v in self.standing(uuid, key.device) if k != key)
         return Transition(
             uuid,
             key.signal,
@@ -360,7 +361,7 @@ class HealthLedger:
             number,
             "" if verdict is Verdict.OK else advice(key, self.policy, uuid, latch, record.facts),
             "" if number is None else self.policy.xids.judge(number).name,
-            standing,
+            max(others, default=Verdict.OK),
             key.part,
         )
 

@@ -152,17 +152,18 @@ def _signals(gpu: Gpu, shell: Shell) -> Iterator[Problem]:
         fatal = first.verdict == Verdict.FATAL.name
         name = f"GPU {gpu.index}" if not device else f"MIG device {device} of GPU {gpu.index}"
         state = "is held back by an operator" if order else "is Unhealthy" if fatal else "is degraded"
+        xid = next((f" (Xid {signal.xid})" for signal in signals if signal.xid is not None), "")
         yield Problem(
             kind=f"gpu-{first.name}",
             severity="note" if order or not fatal else "critical",
-            title=f"{name} {state}",
+            title=f"{name} {state}{xid}",
             cause="; ".join(dict.fromkeys(signal.detail for signal in signals)),
             object=name,
             gpu=gpu.uuid,
             since=min((signal.since for signal in signals if signal.since is not None), default=None),
             pods=gpu.holders,
             steps=of_signal(first, gpu.uuid, shell, released=_released(gpu)),
-            recovers=" and ".join(dict.fromkeys(signal.recovers for signal in signals)),
+            recovers=first.recovers,
         )
 
 

@@ -12,8 +12,8 @@ from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.policy import describe
-from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.signals import xid as xid_signal
+from gpu_plugin.health.wording import Change, news
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ def whose(uuid: str, gpus: Iterable[Gpu], device: str = "") -> str:
 
 
 def tell(change: Transition, gpus: Iterable[Gpu] = ()) -> None:
-    """Log a change of verdict in one line: GPU, signal, reason, and what to do. Operators' orders are logged as information.
+    """Log a change of verdict in one line: the change, its signal, and the advice. Orders are logged as information.
 
     The line is short: `gpu-plugin explain` shows commands and conditions of recovery. `gpus` are the node's GPUs.
     """
-    which, detail = whose(change.uuid, gpus, change.device), change.detail or change.signal
+    told = news(change, whose(change.uuid, gpus, change.device))
     fields = _fields(
         uuid=change.uuid,
         mig_device=change.device,
@@ -50,25 +50,11 @@ def tell(change: Transition, gpus: Iterable[Gpu] = ()) -> None:
         verdict=change.verdict.name,
         xid=change.xid,
     )
-    known = SIGNALS.get(change.signal)
-    if known is not None and known.kind is SignalKind.ORDER:
-        if change.verdict is Verdict.OK:
-            now = "it is Healthy again" if change.healthy_again else "it stays Unhealthy"
-            log.info("%s: no longer held back by its operator (%s); %s", which, detail, now, extra=fields)
-        else:
-            log.info("%s is Unhealthy: held back by its operator (%s)", which, detail, extra=fields)
-        return
-    level = _LEVELS[change.verdict]
-    again = "; it is Healthy again" if change.healthy_again else ""
-    if change.verdict is Verdict.OK:
-        log.log(level, "%s: over: %s (signal %s)%s", which, detail, change.signal, again, extra=fields)
-    elif change.verdict is Verdict.APP:
-        stays = again or "; the GPU stays as it is"
-        log.log(level, "%s: %s is an application's own error%s", which, detail, stays, extra=fields)
-    else:
-        state = "is Unhealthy" if change.verdict is Verdict.FATAL else "is degraded"
-        todo = f"; to do: {change.action}" if change.action else ""
-        log.log(level, "%s %s: %s (signal %s)%s%s", which, state, detail, change.signal, again, todo, extra=fields)
+    order = told.change in (Change.CORDONED, Change.UNCORDONED, Change.RELEASED, Change.RESUMED)
+    level = logging.INFO if order else _LEVELS[change.verdict]
+    signal = "" if order or change.verdict is Verdict.APP else f" (signal {change.signal})"
+    todo = f"; to do: {change.action}" if change.action and change.verdict >= Verdict.DEGRADED and not order else ""
+    log.log(level, "%s%s%s", told.text, signal, todo, extra=fields)
 
 
 class RepeatedXids:
