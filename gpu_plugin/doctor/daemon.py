@@ -32,7 +32,7 @@ def read_daemon(state_dir: Path) -> Known[Daemon]:
     try:
         return Daemon(msgspec.convert(control.request(state_dir, "status"), Status))
     except msgspec.ValidationError as error:
-        return Daemon(trouble=f"the daemon is of another version: its status is not known here: {error}", refused=True)
+        return Unknown(f"the daemon is of another version, so its status is not known here ({error})")
     except control.SilentDaemonError as error:
         return Unknown(str(error), hung=True)
     except control.NoDaemonError as error:

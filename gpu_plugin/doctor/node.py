@@ -171,6 +171,8 @@ class Node:
         if isinstance(self.hardware, Unknown):
             return self.hardware
         daemon = self.daemon()
+        if isinstance(daemon, Unknown) and not daemon.hung:
+            return daemon
         if not isinstance(daemon, Unknown) and daemon.status is not None:
             return released_gpus(daemon.status)
         boot_id = self.hardware.host.boot_id()

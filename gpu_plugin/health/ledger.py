@@ -349,7 +349,9 @@ class HealthLedger:
         latch = new if new is not None and new.verdict is not Verdict.OK else old
         assert latch is not None
         verdict, number = self._standing(key, new), xid_number(key)
-        others = (v for k, _, v in self.standing(uuid, key.device) if k != key)
+        # A missing first look is no fault: the first fault of a GPU makes it Unhealthy
+        open_ = self.standing(uuid, key.device)
+        others = (v for k, _, v in open_ if k != key and not SIGNALS[k.signal].of_process)
         return Transition(
             uuid,
             key.signal,

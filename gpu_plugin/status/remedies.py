@@ -3,6 +3,7 @@
 The commands are those of an operator with kubectl. Where this process is not a pod, they are the plain commands of the node.
 """
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -26,17 +27,24 @@ class Shell(msgspec.Struct, frozen=True):
         """Return a command of gpu-plugin in the daemon's container."""
         return f"kubectl exec -n {self.namespace} {self.pod} -- {words}" if self.pod else words
 
-    def text(self, words: str) -> str:
-        """Return a command of a table below, with its names: GPU-PLUGIN stands for gpu-plugin in the daemon's container."""
-        words = words.replace("NODE", self.node or "NODE").replace("NAMESPACE", self.namespace).replace("POD", self.pod)
-        return (
-            self.command("gpu-plugin" + words.removeprefix("GPU-PLUGIN")) if words.startswith("GPU-PLUGIN") else words
-        )
+    def spelled(self, command: str) -> str:
+        """Return a command of the tables below as it works here."""
+        in_pod, on_node = _PLACES.get(command, (command, command))
+        command = in_pod if self.pod else on_node
+        for word, name in (("NODE", self.node), ("NAMESPACE", self.namespace), ("POD", self.pod)):
+            command = re.sub(rf"\b{word}\b", name, command)
+        return self.command(command) if command.startswith("gpu-plugin") else command
 
 
-DETAILS = Step("See all checks of the node", "GPU-PLUGIN doctor")
-LOG = Step("Read the daemon's log", "kubectl logs -n NAMESPACE POD")
-RESTART = Step("Restart the plugin", "kubectl delete pod -n NAMESPACE POD")
+_PLACES: Mapping[str, tuple[str, str]] = {
+    "LOG": ("kubectl logs -n NAMESPACE POD", "journalctl -u gpu-plugin"),
+    "RESTART": ("kubectl delete pod -n NAMESPACE POD", "systemctl restart gpu-plugin"),
+}
+"""Commands that differ: in a pod, and on a node without a cluster."""
+
+DETAILS = Step("See all checks of the node", "gpu-plugin doctor")
+LOG = Step("Read the daemon's log", "LOG")
+RESTART = Step("Restart the plugin", "RESTART")
 
 REMEDIES: Mapping[str, tuple[Step, ...]] = {
     "waiting": (Step("Wait for the other daemon to end, or end it: one daemon serves a node"), DETAILS),
@@ -52,7 +60,7 @@ REMEDIES: Mapping[str, tuple[Step, ...]] = {
     "unoffered": (Step("Change the configuration, or the GPUs, so that they fit each other"), DETAILS),
     "state": (Step("Make sure that the state directory can be written and has free space"), DETAILS),
     "cdi": (DETAILS,),
-    "cdi-file": (Step("See which files containers get, and which are left out", "GPU-PLUGIN cdi list"),),
+    "cdi-file": (Step("See which files containers get, and which are left out", "gpu-plugin cdi list"),),
     "configuration": (Step("Correct the file, and check it before it is used", "gpu-plugin validate FILE"),),
     "label": (DETAILS, LOG),
     "cluster": (DETAILS, LOG),
@@ -83,9 +91,9 @@ def of_signal(signal: Explanation, gpu: str, shell: Shell, *, released: bool) ->
         case Remedy.REPLACE:
             steps = (KEEP_AWAY, DRAIN, Step("Have the GPU tested and replaced"))
         case Remedy.UNCORDON:
-            return _spelled((Step("Lift the cordon once pods may have the GPU", f"GPU-PLUGIN uncordon {gpu}"),), shell)
+            return _spelled((Step("Lift the cordon once pods may have the GPU", f"gpu-plugin uncordon {gpu}"),), shell)
         case Remedy.RESUME:
-            return _spelled((Step("Resume the GPU once the work on it is done", f"GPU-PLUGIN resume {gpu}"),), shell)
+            return _spelled((Step("Resume the GPU once the work on it is done", f"gpu-plugin resume {gpu}"),), shell)
         case _:
             return advice
     own = signal.action and not any(plain in signal.action for plain in _IN_THE_STEPS)
@@ -110,11 +118,11 @@ def reset_steps(gpu: str, *, released: bool, persistent: bool) -> tuple[Step, ..
     reset = f"nvidia-smi --gpu-reset -i {gpu}"
     if persistent:
         reset = f"nvidia-smi -i {gpu} -pm 0 && {reset} && nvidia-smi -i {gpu} -pm 1"
-    release = Step("Release the GPU: the plugin closes it", f"GPU-PLUGIN release {gpu}")
+    release = Step("Release the GPU: the plugin closes it", f"gpu-plugin release {gpu}")
     return (
         *(() if released else (release,)),
         Step("Reset the GPU, on the node", reset),
-        Step("Resume the GPU", f"GPU-PLUGIN resume {gpu}"),
+        Step("Resume the GPU", f"gpu-plugin resume {gpu}"),
     )
 
 
@@ -125,7 +133,7 @@ def in_words(steps: tuple[Step, ...]) -> str:
 
 def _spelled(steps: tuple[Step, ...], shell: Shell) -> tuple[Step, ...]:
     return tuple(
-        Step(step.text, shell.text(step.command))
+        Step(step.text, shell.spelled(step.command))
         for step in steps
         if shell.node or not step.command.startswith("kubectl")
     )

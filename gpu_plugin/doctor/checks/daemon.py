@@ -52,10 +52,8 @@ def daemon(node: Node) -> Finding | list[Finding]:
             )
         )
     found += [_finding(problem) for problem in status.problems if problem.kind != "not-registered"]
-    if any(finding.status is not Status.NOTE for finding in found):
-        return found
     about = status.daemon
-    return [*found, ok(f"version {about.version}, process {about.pid}, and it reports no problem")]
+    return found or ok(f"version {about.version}, process {about.pid}, and it reports no problem")
 
 
 def _finding(problem: Problem) -> Finding:

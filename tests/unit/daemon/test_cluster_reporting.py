@@ -202,7 +202,7 @@ def test_events_are_told_as_the_settings_of_now_ask(tmp_path):
     assert world.reporting.status() is None
     world.change(node_events=True)
     world.health.observe("GPU-b", XidEvent(79))
-    assert world.reporting.status()["events"]["waiting"] == 1
+    assert world.reporting.status().events["waiting"] == 1
 
 
 async def test_of_many_pods_that_share_a_gpu_the_first_by_name_are_told(tmp_path):
@@ -212,7 +212,7 @@ async def test_of_many_pods_that_share_a_gpu_the_first_by_name_are_told(tmp_path
     world.held = {(GPU, f"GPU-a::{pod}"): frozenset({Holder("ns", pod, "main")}) for pod in pods}
     async with world.running():
         world.health.observe("GPU-a", XidEvent(79))
-        await until(lambda: world.reporting.status()["events"]["waiting"])
+        await until(lambda: world.reporting.status().events["waiting"])
     _, writer = world.reporting._api_and_events
     assert [told.news.about.name for told in writer._waiting.values()] == pods[:MAX_PODS]
 
@@ -273,7 +273,7 @@ async def test_the_annotation_is_followed_while_it_is_asked_for(tmp_path):
         assert world.followers == []
         world.change(cordon_annotation=True)
         await until(lambda: cordoned(world.health) == {"GPU-a"})
-        assert world.reporting.status()["cordoned"] == ["GPU-a"]
+        assert world.reporting.status().cordoned == ("GPU-a",)
         world.change()
         await until(lambda: not cordoned(world.health))
         assert world.followers == []
@@ -286,16 +286,16 @@ async def test_without_a_client_it_is_said_once_and_in_the_status(tmp_path, monk
     monkeypatch.setattr(cluster_reporting, "require_client", refuse)
     world = World(tmp_path, node_condition=True)
     async with world.running():
-        await until(lambda: world.reporting.status()["trouble"])
+        await until(lambda: world.reporting.status().trouble)
         world.reporting.changed()
         await anyio.sleep(0.01)
-    assert world.reporting.status()["trouble"] == ["lightkube is not installed"]
+    assert world.reporting.status().trouble == ("lightkube is not installed",)
     assert caplog.text.count("lightkube is not installed") == 1
 
 
 async def test_without_a_name_of_the_node_it_is_said_once_and_in_the_status(tmp_path, caplog):
     world = World(tmp_path, node_condition=True, node_name="")
     async with world.running():
-        await until(lambda: world.reporting.status()["trouble"])
-    assert "--node-name" in world.reporting.status()["trouble"][0]
+        await until(lambda: world.reporting.status().trouble)
+    assert "--node-name" in world.reporting.status().trouble[0]
     assert caplog.text.count("--node-name") == 1

@@ -72,7 +72,7 @@ async def running(wanted, unchangeable=(), refusal=None):
 
 
 async def counted(configuration, **counts):
-    await until(lambda: counts.items() <= configuration.status()["reloads"].items())
+    await until(lambda: counts.items() <= configuration.status().reloads.items())
 
 
 async def test_newer_settings_are_taken_and_in_force_and_said(caplog):
@@ -108,12 +108,12 @@ async def test_what_cannot_be_read_is_said_once_and_the_last_good_one_stays(erro
             configuration.request_read()
             await counted(configuration, refused=times)
         assert configuration.settings is BASE
-        assert configuration.status()["refused"] == str(error)
+        assert configuration.status().refused == str(error)
         assert caplog.text.count(f"nothing is changed: {error}") == 1
         wanted.settings = replace(BASE, mig_strategy="single")
         configuration.request_read()
         await counted(configuration, applied=1)
-        assert configuration.status()["refused"] == ""
+        assert configuration.status().refused == ""
         assert len(taken) == 1
 
 
@@ -135,19 +135,19 @@ async def test_all_that_is_wrong_with_a_file_is_logged_and_told_a_line_each(capl
             configuration.request_read()
             await counted(configuration, refused=times)
         assert [message.partition("changed: ")[2] for message in caplog.messages] == [*map(str, faults)]
-        assert configuration.status()["faults"] == [*map(str, faults)]
+        assert configuration.status().faults == tuple(map(str, faults))
         wanted.settings = ConfigError.of([*faults[:2], faults[2]._replace(reason="is another")])
         configuration.request_read()
         await counted(configuration, refused=3)
-        assert configuration.status()["faults"][-1].endswith("is another")
+        assert configuration.status().faults[-1].endswith("is another")
         wanted.settings = ConfigError.of([Fault(str(number)) for number in range(1000)])
         configuration.request_read()
         await counted(configuration, refused=4)
-        assert configuration.status()["faults"][-2:] == ["49", "and 950 more"]
+        assert configuration.status().faults[-2:] == ("49", "and 950 more")
         wanted.settings = BASE
         configuration.request_read()
         await counted(configuration, unchanged=1)
-        assert configuration.status()["faults"] == []
+        assert configuration.status().faults == ()
 
 
 async def test_what_takes_a_restart_is_refused(caplog):
@@ -319,14 +319,14 @@ async def test_what_is_wrong_with_the_label_is_told_as_long_as_nothing_else_is(b
     source = Chosen(None)
     wanted = Wanted(ConfigError("h100:1: no"))
     configuration = Configuration(BASE, source, wanted, ())  # type: ignore[arg-type]
-    assert (configuration.status()["refused"], configuration.status()["unheard"]) == ("", "")
+    assert (configuration.status().refused, configuration.status().unheard) == ("", "")
     source.complaint, source.watch_trouble = "the label names no file", "changes of the label are not heard"
-    assert configuration.status()["refused"] == "the label names no file"
-    assert configuration.status()["unheard"] == "changes of the label are not heard"
+    assert configuration.status().refused == "the label names no file"
+    assert configuration.status().unheard == "changes of the label are not heard"
     async with following(configuration):
         configuration.request_read()
         await counted(configuration, refused=1)
-        assert configuration.status()["refused"] == "h100:1: no"
+        assert configuration.status().refused == "h100:1: no"
 
 
 async def test_every_setting_in_force_is_told_in_full_unless_it_is_too_much(monkeypatch):
@@ -345,17 +345,17 @@ async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tm
     wanted = Wanted(replace(BASE, mig_strategy="mixed"))
     configuration = Configuration(BASE, source, wanted, ())
     status = configuration.status()
-    assert (status["file"], status["wanted"]) == (str(file), "")
+    assert (status.file, status.wanted) == (str(file), "")
     source._selected = other = tmp_path / "another"  # like a changed label
-    assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
+    assert (configuration.status().file, configuration.status().wanted) == (str(file), str(other))
     async with following(configuration):
         wanted.settings, good = ConfigError("another:1: no"), wanted.settings  # the watch requests the first read
         await counted(configuration, refused=1)
-        assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
+        assert (configuration.status().file, configuration.status().wanted) == (str(file), str(other))
         wanted.settings = good
         configuration.request_read()
         await counted(configuration, applied=1)
-        assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(other), "")
+        assert (configuration.status().file, configuration.status().wanted) == (str(other), "")
 
 
 class Keeping(ConfigSource):

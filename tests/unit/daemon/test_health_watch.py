@@ -125,7 +125,7 @@ class TestObservations:
         changed = list(watch.changed)
         for _ in range(300):
             watch.observe("GPU-0", XidEvent(31))
-        assert caplog.text.count("is an application's own error") == 1
+        assert caplog.text.count("is an application's error") == 1
         assert len(caplog.records) == 1
         assert watch.changed == changed
         assert watch.reports.xids["GPU-0", 31, "application"] == 301

@@ -16,7 +16,6 @@ from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
-from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.nvml.roster import ReleaseError
 from gpu_plugin.runtime.control import RefusedError
 from gpu_plugin.runtime.pulse import Pulse
@@ -115,7 +114,7 @@ class TestNames:
             ([0], r"gpu: \[0\] is neither an index nor a uuid"),
         ],
     )
-    @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
+    @pytest.mark.parametrize("verb", ["cordon", "uncordon", "release", "resume"])
     async def test_an_unknown_gpu_is_refused(self, desk, verb, gpu, words):
         with pytest.raises(ConfigError, match=words):
             await desk.ask(verb, gpu=gpu)
@@ -126,15 +125,13 @@ class TestNames:
         with pytest.raises(ConfigError, match="gpu: missing: which GPU, by index or uuid"):
             await desk.ask(verb)
 
-    @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
+    @pytest.mark.parametrize("verb", ["cordon", "uncordon", "release", "resume"])
     async def test_an_unknown_field_is_refused(self, desk, verb):
         with pytest.raises(ConfigError, match="force: not a field of this verb"):
             await desk.ask(verb, gpu=0, force=True)
 
-    async def test_an_ambiguous_index_is_explained_and_refused_for_orders(self, desk):
+    async def test_an_ambiguous_index_is_refused(self, desk):
         desk.health.watch((*GPUS, Gpu("GPU-late", 2)))
-        told = await desk.ask("explain", gpu=2)
-        assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-c", "GPU-late"]
         for verb in ("cordon", "uncordon", "release", "resume"):
             with pytest.raises(ConfigError, match="GPU-c and GPU-late have this index; give the uuid"):
                 await desk.ask(verb, gpu=2)
@@ -144,7 +141,6 @@ class TestNames:
     async def test_verbs_before_any_gpu_is_known(self, desk):
         desk.health.watch(())
         desk.monitor = None
-        assert await desk.ask("explain") == {"gpus": []}
         with pytest.raises(RefusedError, match="no GPU of this node is known yet: the driver does not work"):
             await desk.ask("cordon", gpu=0)
         assert "All GPUs (no GPU is known yet): released" in await desk.done("release")
@@ -161,18 +157,6 @@ class TestNames:
         assert desk.operations.begin() == frozenset()
 
 
-async def test_explain_returns_all_gpus_or_one_gpu(desk):
-    desk.health.observe("GPU-c", XidEvent(79))
-    told = await desk.ask("explain")
-    assert [(gpu["index"], gpu["health"]) for gpu in told["gpus"]] == [(0, "Healthy"), (1, "Healthy"), (2, "Unhealthy")]
-    for gpu in (2, "GPU-c"):
-        ((one,),) = (await desk.ask("explain", gpu=gpu)).values()
-        (signal,) = one["signals"]
-        assert (one["uuid"], one["verdict"], signal["name"]) == ("GPU-c", "FATAL", "xid")
-        assert "79" in signal["detail"]
-        assert signal["clears"]
-
-
 class TestCordon:
     async def test_a_cordon_lasts_until_it_is_lifted_and_both_are_idempotent(self, desk):
         for words in ("no new pod gets it", "cordoned already"):
@@ -185,8 +169,7 @@ class TestCordon:
     async def test_the_newest_reason_of_a_cordon_is_shown(self, desk):
         for reason, told in [("fan is loud", "fan is loud"), ("", "fan is loud"), ("to be replaced", "to be replaced")]:
             await desk.ask("cordon", gpu=0, **({"reason": reason} if reason else {}))
-            (gpu,) = (await desk.ask("explain", gpu=0))["gpus"]
-            assert [signal["detail"] for signal in gpu["signals"]] == [f"cordoned: {told}"]
+            assert desk.reason("GPU-a") == f"cordoned: {told}"
         later = Desk()
         later.health.restore(desk.health.evidence(), GPUS)
         assert later.reason("GPU-a") == "cordoned: to be replaced"
@@ -352,25 +335,7 @@ class TestMissing:
         assert desk.monitor.calls == []
         assert desk.health.evidence() == ()
 
-    @pytest.mark.parametrize("name", ["0000:61:00.0", "GPU-4b5e", "GPU-4b5ed472"])
-    async def test_explain_has_the_reason_of_a_missing_gpu(self, desk, name):
-        (told,) = (await desk.ask("explain", gpu=name))["gpus"]
-        assert (told["index"], told["uuid"], told["bus_id"], told["health"]) == (
-            None,
-            LOST.uuid,
-            "0000:61:00.0",
-            "Missing",
-        )
-        (signal,) = told["signals"]
-        assert (signal["name"], signal["detail"]) == ("missing", "it is not on the PCI bus")
-        assert "gpu-plugin uncordon --gpu GPU-4b5ed472 --override" in signal["action"]
-
-    async def test_explain_returns_a_missing_gpu_known_by_bus_id_alone(self, desk):
-        (told,) = (await desk.ask("explain", gpu="62:00.0"))["gpus"]
-        assert (told["uuid"], told["bus_id"]) == ("", "0000:62:00.0")
-        assert "--override" not in told["signals"][0]["action"]
-
-    @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
+    @pytest.mark.parametrize("verb", ["cordon", "uncordon", "release", "resume"])
     async def test_an_empty_name_and_an_unknown_field_are_refused(self, desk, verb):
         with pytest.raises(ConfigError, match="no GPU of this node has this name"):
             await desk.ask(verb, gpu="")
@@ -491,27 +456,3 @@ async def test_an_order_that_cannot_be_stored_is_in_force_and_refused(desk, verb
     )
     desk.on_disk = True
     assert await desk.done(verb, **request_)
-
-
-def test_the_health_of_all_gpus_for_the_status(desk):
-    desk.health.observe("GPU-a", XidEvent(31))
-    desk.health.observe("GPU-b", XidEvent(48, 7, 0))
-    desk.health.observe("GPU-c", Order("cordon"))
-    health = desk.operations.health()
-    assert [(gpu["uuid"], gpu["state"], gpu["verdict"]) for gpu in health["gpus"]] == [
-        ("GPU-a", "healthy", "APP"),
-        ("GPU-b", "degraded", "FATAL"),  # only one of its MIG devices is Unhealthy
-        ("GPU-c", "unhealthy", "FATAL"),
-    ]
-    assert health["gpus"][2]["reasons"] == ["cordoned"]
-    assert health["supported"]["GPU-a"] == dict.fromkeys(SIGNALS, True)
-    # A signal with several readings is supported if one reading is.
-    expected = {"temperature": False, "pcie-width": True, "slowdown-temperature": True, "xid": True}
-    assert {name: health["supported"]["GPU-b"][name] for name in expected} == expected
-    assert [entry["uuid"] for entry in health["xids"]] == ["GPU-a", "GPU-b"]
-
-
-def test_a_gpu_that_cannot_be_read_is_unhealthy(desk):
-    desk.health.watch((Gpu("GPU-unreadable-0", 0, unreadable="it does not answer"),))
-    (gpu,) = desk.operations.health()["gpus"]
-    assert (gpu["state"], gpu["reasons"]) == ("unhealthy", ["it does not answer"])

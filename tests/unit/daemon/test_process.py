@@ -11,6 +11,7 @@ from functools import partial
 
 import anyio
 import anyio.to_thread
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -29,7 +30,6 @@ from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.list_strategy import ListStrategy
-from gpu_plugin.daemon.node_status import complaints
 from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.nvml_h import Return
@@ -52,6 +52,7 @@ from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
 from gpu_plugin.state import recorder
 from gpu_plugin.state.log import DEVICES, EVENT, FILES, GPUS, HEALTH, StateLog
+from gpu_plugin.status.model import Status
 from gpu_plugin.telemetry.listener import probes as probes_module
 from gpu_plugin.telemetry.listener.answer import Request
 from gpu_plugin.telemetry.listener.probes import Probes
@@ -310,8 +311,8 @@ async def test_the_status_complains_about_a_configuration_without_gpus(kubelet, 
 
         async def told():
             with suppress(control.ControlError):
-                wrong = complaints(await ask(directory, "status"))
-                return any("not served as asked: no GPU is served" in each for each in wrong)
+                problems = (await status_of(directory)).problems
+                return any(each.kind == "unoffered" and "no GPU is served" in each.cause for each in problems)
 
         await until_true(told)
 
@@ -324,9 +325,9 @@ async def test_a_gpu_lost_at_a_boot_is_missing_until_an_operator_drops_it(kubele
     node.vanish(3)
 
     async def missing():
-        status = await ask(directory, "status")
-        assert any(uuid in each and "missing" in each for each in complaints(status)) is bool(status["missing"])
-        return [each["uuid"] for each in status["missing"]]
+        status = await status_of(directory)
+        assert any(each.kind == "missing-gpu" and each.gpu == uuid for each in status.problems) is bool(status.missing)
+        return [each.uuid for each in status.missing]
 
     for _ in range(2):
         async with running(directory, node):
@@ -336,9 +337,6 @@ async def test_a_gpu_lost_at_a_boot_is_missing_until_an_operator_drops_it(kubele
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 7))
         (listed,) = (await ask(directory, "status"))["missing"]
-        for name in (uuid, uuid[:12], listed["bus_id"]):
-            (told,) = (await ask(directory, "explain", gpu=name))["gpus"]
-            assert (told["uuid"], told["signals"][0]["detail"]) == (uuid, listed["why"])
         await ask(directory, "uncordon", gpu=listed["bus_id"], override=True)
         assert await missing() == []
     async with running(directory, node):
@@ -368,7 +366,7 @@ async def test_the_status_has_all_state_that_cannot_be_written(kubelet, director
         told = await ask(directory, "status")
         assert "which config file is in force cannot be written down" in told["state"]["trouble"]
         assert "events cannot be written down" in told["state"]["trouble"]
-        assert any("events cannot be written down" in each for each in complaints(told))
+        assert [each["kind"] for each in told["problems"]] == ["state"]
 
 
 @pytest.mark.parametrize(("chosen_by_label", "ended"), [(False, [2]), (True, [])])
@@ -388,9 +386,9 @@ async def test_an_impossible_configuration_ends_a_start_unless_the_label_chooses
                 return bool(status)
             with suppress(control.ControlError):
                 told = await ask(directory, "status")
-                return told["unoffered"] == ["this node cannot do that"] and "not served as asked" in str(
-                    complaints(told)
-                )
+                return told["unoffered"] == ["this node cannot do that"] and "unoffered" in {
+                    each["kind"] for each in told["problems"]
+                }
 
         await until_true(known)
         assert status == ended
@@ -405,6 +403,11 @@ async def until_true(expected, seconds=10):
 async def ask(directory, verb, **fields):
     """Return the answer of the daemon's control socket to a verb."""
     return await anyio.to_thread.run_sync(lambda: control.request(directory / "state", verb, **fields))
+
+
+async def status_of(directory):
+    """Return the status of the daemon."""
+    return msgspec.convert(await ask(directory, "status"), Status)
 
 
 async def answers(directory, verb, **fields):
@@ -450,7 +453,7 @@ async def test_orders_work_without_a_driver(kubelet, directory, node, monkeypatc
 
     monkeypatch.setattr(SimulatedDriver, "open", opening)
     async with running(directory, node) as (daemon, _driver, _status):
-        told = await answers(directory, "explain")
+        told = await answers(directory, "status")
         assert [gpu["index"] for gpu in told["gpus"]] == list(range(8))  # known from the earlier process
         assert (await ask(directory, "status"))["resources"] == {}
         assert "is cordoned" in (await ask(directory, "cordon", gpu=2))["done"]
@@ -477,8 +480,8 @@ async def test_a_released_gpu_stays_released_after_a_restart(kubelet, directory,
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 7))
         assert kubelet.resources[GPU].unhealthy == {node.profile.gpus[3].uuid}
-        (told,) = (await ask(directory, "explain", gpu=3))["gpus"]
-        assert "maintenance" in [signal["name"] for signal in told["signals"]]
+        told = (await status_of(directory)).gpus[3]
+        assert "maintenance" in [signal.name for signal in told.signals]
         await ask(directory, "resume", gpu=3)
         await kubelet.wait_for(healthy(kubelet, 8))
 
@@ -504,9 +507,9 @@ async def test_a_fault_of_a_gpu_without_a_resource_is_in_the_status_and_sends_no
         node.post(0, 8, 79)
 
         async def told():
-            status = await ask(directory, "status")
-            gpu = next(each for each in status["health"]["gpus"] if each["index"] == 0)
-            return gpu["health"] == "Unhealthy" and status["counters"]["snapshot_version"] > before
+            status = await status_of(directory)
+            gpu = next(each for each in status.gpus if each.index == 0)
+            return not gpu.healthy and status.counters.snapshot_version > before
 
         await until_true(told)
         sick = daemon.store.current.hardware[node.profile.gpus[0].uuid]
@@ -541,9 +544,9 @@ async def test_application_errors_of_two_pods_degrade_the_gpu(directory, monkeyp
                             await anyio.sleep(0.01)
                 assert [seen for seen in told if isinstance(seen, ApplicationError)][-5:] == expected
                 kubelet.release(pod)
-            (gpu,) = (await ask(directory, "explain"))["gpus"]
-            assert (gpu["uuid"], gpu["health"], gpu["verdict"]) == (uuid, "Healthy", "DEGRADED")
-            assert any("suspected wedged GPU" in signal["detail"] for signal in gpu["signals"])
+            (gpu,) = (await status_of(directory)).gpus
+            assert (gpu.uuid, gpu.healthy, gpu.verdict) == (uuid, True, "DEGRADED")
+            assert any("suspected wedged GPU" in signal.detail for signal in gpu.signals)
         kubelet.check()
 
 
@@ -704,7 +707,7 @@ async def test_another_directory_of_specifications_is_refused_while_the_daemon_r
 async def probed(daemon):
     """Give functions that return the answers of the daemon's probes, by path."""
     probes = Probes(daemon._view.facts)
-    probes.status = daemon._view.scraped
+    probes.status = daemon._answers.scraped
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(probes.beat)
         await anyio.lowlevel.checkpoint()
@@ -737,8 +740,8 @@ async def test_the_startup_probe_waits_for_the_first_answer_of_the_driver(direct
         asking = "[-]driver failed: the first attempt to find GPUs is not over yet"
         assert await until_told(pages["/startupz"], asking) == 503
         assert (await pages["/livez"]()).status == 200
-        (complaint,) = complaints(await answers(directory, "status"))
-        assert complaint.startswith("driver: it has not answered yet")
+        (problem,) = (await answers(directory, "status"))["problems"]
+        assert problem["kind"] == "driver-silent"
         answered.set()
         assert await until_told(pages["/startupz"], "[+]driver ok\n") == 200
 
@@ -913,7 +916,7 @@ async def test_removed_state_is_written_again_and_commands_are_answered(kubelet,
         with anyio.fail_after(10):
             while not kept:  # the chosen file of the label's directory
                 await anyio.sleep(0.01)
-        assert len((await ask(directory, "status"))["health"]["gpus"]) == 8
+        assert len((await status_of(directory)).gpus) == 8
         with anyio.fail_after(10):  # the stored state, as after a SIGKILL
             while not {"cordon", "xid"} <= signals():
                 await anyio.sleep(0.01)

@@ -36,15 +36,13 @@ class Scrape:
 
 
 async def status(daemon):
-    """Return the status for a scrape, with the devices as a list."""
-    told = await daemon._view.scraped()
-    if (attribution := told["attribution"]) is not None:
-        told = {**told, "attribution": {**attribution, "devices": [*attribution["devices"]]}}
-    return told
+    """Return the status for a scrape, and the devices that containers hold, as a list."""
+    found, held = await daemon._answers.scraped()
+    return found, [*held]
 
 
 async def scrape(daemon, by=read_once):
-    return Scrape(by(await status(daemon)))
+    return Scrape(by(*await status(daemon)))
 
 
 async def until(daemon, met):
@@ -52,7 +50,7 @@ async def until(daemon, met):
     with anyio.fail_after(30):
         while not met(told := await scrape(daemon)):
             await anyio.sleep(0.05)
-    assert read(await status(daemon))
+    assert read(*await status(daemon))
     return told
 
 

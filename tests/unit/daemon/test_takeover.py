@@ -86,8 +86,8 @@ async def test_a_fault_during_a_takeover_reaches_the_kubelet_and_the_new_daemon(
             driver.free.set()
             await until(lambda: bool(status))  # the former daemon has ended
             await kubelet.wait_for(healthy(kubelet, 7), 20)
-            (explained,) = (await asked(directory, "explain", gpu=FAULTY))["gpus"]
-            assert [each["name"] for each in explained["signals"]] == ["xid"]
+            gpu = (await asked(directory, "status"))["gpus"][FAULTY]
+            assert [each["name"] for each in gpu["signals"]] == ["xid"]
             await until(lambda: not (directory / "state" / "handover.json").exists())
 
 

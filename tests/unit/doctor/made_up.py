@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.cli.options import settings_from
@@ -17,6 +18,9 @@ from gpu_plugin.doctor.node import Node
 from gpu_plugin.doctor.pod_resources import PodResources
 from gpu_plugin.doctor.process import Process
 from gpu_plugin.health.observation import Fabric
+from gpu_plugin.status import model
+from gpu_plugin.status.problems import problems
+from gpu_plugin.status.remedies import Shell
 
 OK, NOTE, WARNING, FAILED, SKIPPED = Status.OK, Status.NOTE, Status.WARNING, Status.FAILED, Status.SKIPPED
 
@@ -49,24 +53,21 @@ def driver(*gpus: Gpu, **more: Any) -> Driver:
     return Driver(**known | {"count": len(gpus), "gpus": gpus} | more)
 
 
-def status(**more: Any) -> dict[str, Any]:
-    """The status of a daemon without problems."""
-    return {
-        "daemon": {"version": "1.2.3", "pid": 7},
-        "waiting": "",
-        "state": {"directory": "/var/lib/gpu-plugin", "trouble": ""},
-        "driver": {"version": "580.95.05", "trouble": "", "answered": True},
-        "unoffered": [],
-        "kubelet": {
-            "socket": f"{DIR}/kubelet.sock",
-            "directory": DIR,
-            "resources": {GPU: {"registered": True, "since": 1.0, "why": "", "endpoint": ""}},
-        },
-        "configuration": {"file": "", "refused": "", "unheard": ""},
-        "cdi": None,
-        "resources": {GPU: {"devices": 2, "healthy": 2, "retired": 0, "reasons": []}},
-        "health": {"gpus": [{"index": 0, "uuid": "GPU-0", "state": "healthy", "reasons": [], "signals": {}}]},
-    } | more
+REGISTERED = model.Resource(devices=2, healthy=2, registration=model.Registration(registered=True, since=1.0))
+
+
+def status(**more: Any) -> model.Status:
+    """The status of a daemon without problems, with these changes and the problems that follow from them."""
+    found = model.Status(
+        daemon=model.Process(version="1.2.3", pid=7),
+        state=model.State(directory="/var/lib/gpu-plugin"),
+        driver=model.Driver(version="580.95.05"),
+        kubelet=model.Kubelet(socket=f"{DIR}/kubelet.sock", directory=DIR),
+        resources={GPU: REGISTERED},
+        gpus=(model.Gpu(index=0, uuid="GPU-0"),),
+    )
+    found = msgspec.structs.replace(found, **more)
+    return msgspec.structs.replace(found, problems=problems(found, Shell()))
 
 
 FACTS: dict[str, Any] = {

@@ -1,5 +1,7 @@
 """Properties of all checks, and cases that need more than a row of facts."""
 
+from typing import cast
+
 import pytest
 from msgspec.structs import replace
 
@@ -11,8 +13,8 @@ from gpu_plugin.doctor.checks.mps import Mps
 from gpu_plugin.doctor.daemon import Daemon
 from gpu_plugin.doctor.driver import Driver, KernelModule
 from gpu_plugin.doctor.finding import Unknown
+from gpu_plugin.status.model import Missing, Status
 from tests.unit.doctor.made_up import (
-    DIR,
     FACTS,
     FAILED,
     GPU,
@@ -47,8 +49,7 @@ def test_a_node_that_is_well_has_nothing_wrong():
 NO_LIBRARY = Driver(code=Return.LIBRARY_NOT_FOUND, trouble="dlopen: no libnvidia-ml.so.1")
 NO_MODULE = Driver(code=Return.DRIVER_NOT_LOADED, trouble="nvmlInit_v2: Driver Not Loaded")
 BARE = {"pci_gpus": {}, "module": KernelModule(False), "driver": NO_LIBRARY}
-UNREGISTERED = {"socket": f"{DIR}/kubelet.sock", "directory": DIR, "resources": {}}
-NOTHING_SERVED = Daemon(status(kubelet=UNREGISTERED, resources={}, health={"gpus": []}))
+NOTHING_SERVED = Daemon(status(resources={}, gpus=()))
 GUESTS = {"0000:10:00.0": "vfio-pci"}
 
 
@@ -77,7 +78,7 @@ def test_a_node_without_a_gpu_needs_no_driver(differs):
         {"pci_gpus": Unknown("no PCI bus")},
         {"module": Unknown("not to be seen")},
         {"module": KernelModule(True, "580.95.05")},
-        {"daemon": Daemon(status(missing=[{"name": "GPU 10:00.0", "uuid": "GPU-0", "why": "it is gone"}]))},
+        {"daemon": Daemon(status(missing=(Missing(name="GPU 10:00.0", uuid="GPU-0", why="it is gone"),)))},
         {"driver": Driver(code=Return.UNKNOWN, trouble="nvmlInit_v2: Unknown Error")},
     ],
     ids=["on the bus", "WSL", "no bus", "module not seen", "module loaded", "had one", "another error"],
@@ -107,9 +108,9 @@ def test_no_fact_is_taken_for_granted(unknown, options):
 
 
 def test_a_check_that_fails_takes_no_other_with_it():
-    found = examined(made_up(daemon=Daemon({"daemon": {}})))  # a status of another version
+    found = examined(made_up(daemon=Daemon(cast("Status", object()))))
     stands = {name: each for name, each in found if each.status is WARNING}
-    assert set(stands) == {"daemon", "registration"}
+    assert set(stands) == {"daemon", "registration", "device-nodes"}  # these read the status
     assert "another version" in stands["daemon"].remedy
     assert len(found) == len(CHECKS)
 

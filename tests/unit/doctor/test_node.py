@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -21,6 +22,7 @@ from gpu_plugin.doctor.checks import device_nodes, examined, state_directory
 from gpu_plugin.doctor.finding import Unknown, ok
 from gpu_plugin.doctor.node import Node
 from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.explain import Explanation
 from gpu_plugin.health.latch import Latch, LatchKey, Verdict
 from gpu_plugin.health.signals.orders import MAINTENANCE, Release
 from gpu_plugin.runtime import control
@@ -32,6 +34,7 @@ from gpu_plugin.simulation.profile import load
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.log import FILES, HEALTH
 from gpu_plugin.state.memory import Memory
+from gpu_plugin.status import model
 from tests.state_log import store
 from tests.unit.doctor.made_up import status
 
@@ -188,19 +191,20 @@ def test_a_fact_is_read_once(short_path):
 
 def test_released_gpus_are_left_alone(short_path, monkeypatch, real):
     """To open a GPU that an operator is about to reset prevents the reset."""
-    gpus = [{"index": i, "signals": signals} for i, signals in ((0, {}), (1, {MAINTENANCE: "FATAL"}))]
-    monkeypatch.setattr(control, "request", lambda *_: status(health={"gpus": gpus}))
+    release = Explanation(name=MAINTENANCE, detail="maintenance", verdict="FATAL")
+    gpus = (model.Gpu(index=0, uuid="A"), model.Gpu(index=1, uuid="B", signals=(release,)))
+    monkeypatch.setattr(control, "request", lambda *_: msgspec.to_builtins(status(gpus=gpus)))
     seen = looked_at(short_path)
     assert seen.driver() == Unknown("GPU 1 is released for maintenance, so the driver is left alone")
     assert stands(seen)["device-nodes"] == "skipped"
     assert not real.driver.calls
 
 
-@pytest.mark.parametrize("health", [None, [], {"gpus": None}, {"gpus": [{"signals": {"maintenance": "FATAL"}}]}])
-def test_a_status_of_another_form_leaves_the_driver_alone(short_path, monkeypatch, real, health):
-    monkeypatch.setattr(control, "request", lambda *_: status(health=health))
+@pytest.mark.parametrize("changed", [{"gpus": None}, {"gpus": [{"signals": "maintenance"}]}, {"daemon": None}])
+def test_a_status_of_another_form_leaves_the_driver_alone(short_path, monkeypatch, real, changed):
+    monkeypatch.setattr(control, "request", lambda *_: {**msgspec.to_builtins(status()), **changed})
     why = looked_at(short_path).driver().why
-    assert "whether GPUs are released for maintenance is not known (the daemon's status has no such" in why
+    assert "whether GPUs are released for maintenance is not known (the daemon is of another version" in why
     assert not real.driver.calls
 
 

@@ -15,10 +15,12 @@ from gpu_plugin.doctor.directory import Directory
 from gpu_plugin.doctor.driver import Driver, KernelModule
 from gpu_plugin.doctor.finding import Unknown, failed
 from gpu_plugin.doctor.pod_resources import PodResources
+from gpu_plugin.health.explain import Explanation, Remedy
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.mps.foreign import Answer, Signs, why_down
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.nvml.platforms.choice import Platform
+from gpu_plugin.status import model
 from tests.unit.doctor.made_up import (
     DIR,
     FAILED,
@@ -27,6 +29,7 @@ from tests.unit.doctor.made_up import (
     NOTE,
     OK,
     POD,
+    REGISTERED,
     SKIPPED,
     USER,
     WARNING,
@@ -45,17 +48,18 @@ CDI = {"device_list_strategy": "cdi-cri"}
 LABELS = {"node_labels": "file"}
 STATE = Directory("/s", mode=0o700, filesystem="ext4", free_bytes=2**40, free_inodes=2**20)
 NOT_CDI = NodeEvidence(kubelet=KubeletEvidence(package="1.27.1"), sockets=("/run/containerd/containerd.sock",))
-SICK = {"index": 3, "uuid": "GPU-3", "state": "unhealthy", "reasons": ["Xid 79 (fell off the bus)"], "signals": {}}
+XID = Explanation(name="xid", detail="Xid 79 (fell off the bus)", verdict="FATAL", remedy=Remedy.REBOOT)
+SICK = model.Gpu(index=3, uuid="GPU-3", state="unhealthy", healthy=False, verdict="FATAL", signals=(XID,))
 CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
-LOST = {GPU: {"registered": False, "since": None, "why": "waiting for the kubelet", "endpoint": ""}}
+LOST = {GPU: replace(REGISTERED, registration=model.Registration(why="waiting for the kubelet"))}
 
 
 def unwell(**more: Any) -> dict[str, Any]:
     return {"daemon": Daemon(status(**more))}
 
 
-def unhealthy(why: str) -> dict[str, Any]:
-    return unwell(resources={"r": {"devices": 2, "healthy": 0, "retired": 0, "reasons": [why]}})
+def withheld(why: str) -> dict[str, Any]:
+    return unwell(gpus=(model.Gpu(index=0, uuid="GPU-0", state="withheld", withheld=(why,)),))
 
 
 TABLE: list[Row] = [
@@ -388,44 +392,44 @@ TABLE: list[Row] = [
         FAILED,
         ("another one", "one daemon"),
     ),
-    ("daemon", unwell(health={"gpus": [SICK]}), FAILED, ("GPU 3 (GPU-3)", "Xid 79", "explain --gpu 3")),
+    ("daemon", unwell(gpus=(SICK,)), FAILED, ("GPU 3", "Xid 79", "systemctl reboot")),
     (
         "daemon",
-        unwell(missing=[{"name": "GPU 0000:1b:00.0", "uuid": "GPU-3", "why": "it is away"}]),
+        unwell(missing=(model.Missing(name="GPU 0000:1b:00.0", uuid="GPU-3", why="it is away"),)),
         FAILED,
-        ("0000:1b:00.0 is missing", "uncordon --gpu GPU-3 --override"),
+        ("0000:1b:00.0", "it is away", "uncordon GPU-3 --override"),
     ),
     (
         "daemon",
-        unwell(driver={"trouble": "", "answered": True, "restart": "a call hangs"}),
+        unwell(driver=model.Driver(restart="a call hangs")),
         FAILED,
         ("a call hangs", "systemctl restart gpu-plugin"),
     ),
     (
         "daemon",
-        unhealthy("its MPS daemon is down: gone"),
-        FAILED,
-        ("MPS daemon is down: gone", "the log of `gpu-plugin mps`"),
+        withheld("its MPS daemon is down: gone"),
+        WARNING,
+        ("MPS daemon is down: gone", "gpu-plugin doctor"),
     ),
     *(
-        ("daemon", unhealthy(why), FAILED, ("MPS daemon is down", remedy))
+        ("daemon", withheld(why), WARNING, ("MPS daemon is down", remedy))
         for why, remedy in (
             (ready(Path("/nowhere"), "r"), "mps.enabled"),
-            (why_down(Signs((1,)), Answer(Signs((1,)), 0.0, trouble="silent")), "restart the program"),
+            (why_down(Signs((1,)), Answer(Signs((1,)), 0.0, trouble="silent")), "Restart the program"),
         )
     ),
-    ("daemon", unwell(waiting="another daemon uses it"), FAILED, ("another daemon", "status")),
+    ("daemon", unwell(waiting="another daemon uses it"), WARNING, ("another daemon", "Wait")),
     (
         "daemon",
-        unwell(kubelet={"socket": "/k/kubelet.sock", "directory": "/k", "resources": {}}),
+        unwell(kubelet=model.Kubelet(socket="/k/kubelet.sock", directory="/k")),
         WARNING,
         ("/k", DIR, "options"),
     ),
     (
         "daemon",
-        unwell(cdi={"trouble": "", "complaints": ["/tmp/nvidia-mps is left out: a link"]}),
-        WARNING,
-        ("/tmp/nvidia-mps is left out", "docs/containers.md"),
+        unwell(cdi=model.Cdi(directory="/c", complaints=("/tmp/nvidia-mps is left out: a link",))),
+        NOTE,
+        ("/tmp/nvidia-mps is left out", "cdi list"),
     ),
     ("daemon", {"daemon": HUNG}, FAILED, ("no answer within 10 s", "SIGUSR2", "restart gpu-plugin")),
     (
@@ -437,12 +441,12 @@ TABLE: list[Row] = [
     ("registration", {}, OK, (GPU,)),
     (
         "registration",
-        unwell(kubelet={"socket": "/k", "directory": DIR, "resources": LOST}),
+        unwell(resources=LOST),
         FAILED,
         (GPU, "waiting for the kubelet"),
     ),
-    ("registration", unwell(kubelet={"socket": "", "directory": DIR, "resources": {}}), NOTE, ("--kubelet-socket",)),
-    ("registration", unwell(kubelet={"socket": "/k", "resources": {}}), FAILED, ("no resource",)),
+    ("registration", unwell(kubelet=model.Kubelet(directory=DIR)), NOTE, ("--kubelet-socket",)),
+    ("registration", unwell(resources={}), FAILED, ("no resource",)),
     ("registration", {"pod_resources": PodResources("/p", 0.1)}, WARNING, ("no healthy device", "other-plugins")),
     ("registration", {"pod_resources": PodResources("/p", trouble="away")}, OK, (GPU,)),
     ("registration", {"daemon": Daemon(trouble="none")}, NOTE, ("other plugins", f"2 of {GPU}")),

@@ -172,10 +172,10 @@ def test_each_change_of_a_verdict_is_reported_once_with_its_fields():
         xid=48,
         action="reset the GPU when no pod has it",
         xid_name=GUARDED.xids.judge(48).name,
-        standing=FATAL,
         part="48",
     )
-    assert over == replace(began, verdict=OK, before=FATAL, action="", standing=OK)
+    assert over == replace(began, verdict=OK, before=FATAL, action="")
+    assert (began.stood, began.standing, over.stood, over.standing) == (OK, FATAL, FATAL, OK)
     (change,) = observe(divided(), XidEvent(46, 1, 0))
     assert (change.uuid, change.device, change.xid, change.standing) == (A, "MIG-1", 46, FATAL)
 

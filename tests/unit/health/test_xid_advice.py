@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_plugin.health.explain import clears
+from gpu_plugin.health.explain import recovers
 from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.observation import Facts
 from gpu_plugin.health.policy import HealthPolicy
@@ -34,7 +34,7 @@ def advice(policy: HealthPolicy, number: int, verdict: Verdict) -> tuple[Proof, 
     key, latch = LatchKey("xid", str(number)), Latch(SIGNALS["xid"].memory, verdict, "words", 1.0, proof)
     return (
         proof,
-        clears(Case(key, latch, policy, "GPU", 2.0, Facts())),
+        recovers(Case(key, latch, policy, "GPU", 2.0, Facts())),
         xid.advice(Case(key, latch, policy)),
     )
 
@@ -44,15 +44,17 @@ def agrees(proof: Proof, cleared: str, advised: str, verdict: Verdict) -> bool:
     asks_more = "reset" in advised or "reboot" in advised
     match proof:
         case Proof.RESET:
-            return cleared.startswith("a reset of the GPU") and asks_more and not asks_nothing
+            return cleared.startswith("the GPU was reset") and asks_more and not asks_nothing
         case Proof.REBOOT:
-            return cleared.startswith("a reboot of the node") and "reboot" in advised and "reset the GPU" not in advised
+            return (
+                cleared.startswith("the node was rebooted") and "reboot" in advised and "reset the GPU" not in advised
+            )
         case Proof.RMA:
-            return advised in cleared and "vendor" in advised
+            return cleared.startswith("it is repaired") and "vendor" in advised
         case Proof.QUIET:  # a reset ends it as well
-            return "unless another comes; or a reset" in cleared and bool(advised)
+            return "no further error" in cleared and "or the GPU was reset" in cleared and bool(advised)
         case _:
-            return "unless another comes" in cleared and not asks_more and verdict is APP
+            return "no further error" in cleared and not asks_more and verdict is APP
 
 
 @pytest.mark.parametrize("said", [None, *WORDS])

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from gpu_plugin.telemetry.listener.page_data import Material
+
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.kubelet.pod_listing import Holder
 from gpu_plugin.placement.views.report import report
-from gpu_plugin.telemetry.listener.page_data import Material
 from tests.unit.cli.test_status import STATUS, gpu
 
 GPU = "nvidia.com/gpu"

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-
 from gpu_plugin.telemetry.listener.page_data import EVENTS, HOLDERS, awaiting, drawn, links, page_data
+
 from tests.unit.cli.test_status import STATUS, gpu
 from tests.unit.telemetry.listener.page_material import GPU, READINGS, crowded, hardware, holder, material, topology
 

@@ -3,11 +3,11 @@
 from html.parser import HTMLParser
 
 import pytest
+from gpu_plugin.telemetry.listener.page_data import awaiting, links, page_data
+from gpu_plugin.telemetry.listener.page_html import PARTS, SECTIONS, page
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.telemetry.listener.page_data import awaiting, links, page_data
-from gpu_plugin.telemetry.listener.page_html import PARTS, SECTIONS, page
 from tests.unit.cli.test_status import STATUS, gpu
 from tests.unit.telemetry.listener.page_material import (
     GPU,

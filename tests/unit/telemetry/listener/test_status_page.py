@@ -7,12 +7,12 @@ from typing import Any
 
 import anyio
 import pytest
+from gpu_plugin.telemetry.listener.page_data import STYLE_HASH, Material
 from msgspec.structs import replace
 
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.telemetry.listener import status_page
 from gpu_plugin.telemetry.listener.answer import Answer, Request, Stream
-from gpu_plugin.telemetry.listener.page_data import STYLE_HASH, Material
 from gpu_plugin.telemetry.listener.status_page import ASSETS, POLICY, Source, StatusPage
 from tests.unit.telemetry.listener.page_material import material, topology
 
