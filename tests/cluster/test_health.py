@@ -89,14 +89,14 @@ def test_a_fatal_xid_under_a_pod_outlives_a_kill_of_the_plugin_and_ends_with_a_r
     cluster.wait_allocatable(GPUS - 1)
     wait_health(cluster, "hit", {device_id: "Unhealthy"})
     explained = cluster.plugin.explain(number)
-    assert (explained["uuid"], explained["health"], explained["verdict"]) == (device_id, "Unhealthy", "FATAL")
+    assert (explained["uuid"], explained["healthy"], explained["verdict"]) == (device_id, False, "FATAL")
     assert any("48" in signal["detail"] for signal in explained["signals"])
 
     cluster.plugin.fault(number, "--reset")
     cluster.wait_allocatable(GPUS)
     wait_health(cluster, "hit", {device_id: "Healthy"})
     explained = cluster.plugin.explain(number)  # may contain errors of applications in the last ten minutes
-    assert (explained["health"], [each for each in explained["signals"] if each["verdict"] != "APP"]) == ("Healthy", [])
+    assert (explained["healthy"], [each for each in explained["signals"] if each["verdict"] != "APP"]) == (True, [])
     cluster.pods.delete("hit")
     assert device_id in cluster.pods.run("next", gpus=GPUS).device_health
 

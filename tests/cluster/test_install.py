@@ -130,7 +130,7 @@ def test_upgrade_and_roll_back_under_running_pods(cluster: Cluster, release: Rel
             expect(holds=(now.container_id, now.restarts, now.running) == (pod.container_id, 0, True), seen=str(now))
             expect(holds=now.device_health.keys() == pod.device_health.keys(), seen=now.device_health)
 
-    release.gpu_plugin("cordon", "--gpu", "7")
+    release.gpu_plugin("cordon", "7")
     cluster.wait_allocatable(GPUS - 1)
     release.upgrade({"image": {"tag": "2"}, "health": {"pollInterval": "1s"}})
     second = ready(release)
@@ -158,7 +158,7 @@ def test_upgrade_and_roll_back_under_running_pods(cluster: Cluster, release: Rel
     assert ready(release).content["spec"]["containers"][0]["image"] == f"{IMAGE}:1"
     cluster.wait_allocatable(GPUS - 1)
     undisturbed()
-    release.gpu_plugin("uncordon", "--gpu", "7")
+    release.gpu_plugin("uncordon", "7")
     cluster.wait_allocatable(GPUS)
 
 

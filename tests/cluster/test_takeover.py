@@ -119,5 +119,5 @@ async def fault_during_a_takeover(cluster: Cluster, state_dir: Path) -> None:
             await until(lambda: bool(status))  # the former daemon has ended
             await beside(partial(cluster.pods.run, "after", gpus=GPUS - 2))
             await beside(cluster.wait_allocatable, GPUS - 1)
-            reply = await beside(partial(control.request, state_dir, "explain", gpu=FAULTY))
-            assert [signal["name"] for signal in reply["gpus"][0]["signals"]] == ["xid"]
+            reply = await beside(partial(control.request, state_dir, "status"))
+            assert [signal["name"] for signal in reply["gpus"][FAULTY]["signals"]] == ["xid"]

@@ -89,8 +89,8 @@ async def test_a_directory_that_cannot_be_is_a_reason_and_heals(kubelet, daemon)
     daemon.specs.write_text("in the way")
     daemon.start(*BY_CDI)
     await daemon.said(f"cannot be written: {daemon.specs}: Not a directory")
-    (gpu,) = control.request(daemon.state, "explain", gpu=3)["gpus"]
-    assert (gpu["health"], gpu["signals"]) == ("Healthy", [])
+    gpu = control.request(daemon.state, "status")["gpus"][3]
+    assert (gpu["healthy"], gpu["state"], gpu["signals"]) == (True, "withheld", [])
     assert gpu["withheld"] == [f"its CDI specification cannot be written: {daemon.specs}: Not a directory"]
     assert control.request(daemon.state, "status")["cdi"]["trouble"] == gpu["withheld"][0]
     await kubelet.wait_for(healthy(kubelet, 0))
@@ -117,8 +117,7 @@ async def test_an_invalid_specification_keeps_the_old_file_and_takes_all_devices
     why = control.request(daemon.state, "status")["cdi"]["trouble"]
     assert "hostPath" in why
     for index in (2, 3):
-        (explained,) = control.request(daemon.state, "explain", gpu=index)["gpus"]
-        assert explained["withheld"] == [why]
+        assert control.request(daemon.state, "status")["gpus"][index]["withheld"] == [why]
     main(["status", "--metrics", "--state-dir", str(daemon.state)])
     assert "gpu_plugin_cdi_ready 0" in capsys.readouterr().out
     assert (await daemon.stop())[0] == 0

@@ -69,7 +69,7 @@ async def test_a_daemon_that_hangs_was_killed_and_ended(kubelet, daemon, doctor)
 
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
-    (await ran("release", "--gpu", "3", "--state-dir", daemon.state)).check_returncode()
+    (await ran("release", "3", "--state-dir", daemon.state)).check_returncode()
     daemon.signal(signal.SIGSTOP)
     try:
         status, found = await doctor("--timeout", "1s")

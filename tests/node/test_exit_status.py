@@ -9,12 +9,12 @@ from tests.node.daemon import healthy
 
 SUCCESS, PROBLEM_FOUND, USAGE, NO_DAEMON = 0, 1, 2, 3
 ASKS_FOR_A_GPU = {
-    "explain": ("--gpu",),
+    "explain": (),
     "events": ("--gpu",),
-    "cordon": ("--gpu",),
-    "uncordon": ("--gpu",),
-    "release": ("--gpu",),
-    "resume": ("--gpu",),
+    "cordon": (),
+    "uncordon": (),
+    "release": (),
+    "resume": (),
     "fault": ("--heal", "--gpu"),
     "simulate-allocation": ("--size", "1", "--must"),
 }

@@ -83,9 +83,9 @@ async def test_the_kubelet_is_served_meanwhile_and_the_memory_is_taken_up_later(
     assert [each for each, device in kubelet.resources[GPU].devices.items() if device.health != "Healthy"] == before[
         1:3
     ]
-    explained = await anyio.to_thread.run_sync(lambda: request(daemon.state, "explain"))
-    assert "95" in json.dumps(explained["gpus"][1])
-    assert "cordon" in json.dumps(explained["gpus"][2])
+    gpus = (await anyio.to_thread.run_sync(lambda: request(daemon.state, "status")))["gpus"]
+    assert [signal["xid"] for signal in gpus[1]["signals"]] == [95]
+    assert [signal["name"] for signal in gpus[2]["signals"]] == ["cordon"]
     await anyio.to_thread.run_sync(lambda: request(daemon.state, "release", gpu=0))  # the driver was closed in between
     assert daemon.log.read_text().count("does not answer (no answer for") == 1
     assert (await daemon.stop())[0] == 0

@@ -102,7 +102,8 @@ async def test_the_status_says_whether_the_kubelet_has_it_and_who_holds_what(dir
     await daemon.said("waiting for the kubelet")
     status, told = await ask(daemon, "status")
     assert status == 1
-    assert told["wrong"] == [f"nvidia.com/gpu: waiting for the kubelet: no {directory}/kubelet.sock yet"]
+    (problem,) = (each for each in told["problems"] if each["kind"] == "not-registered")
+    assert (problem["object"], f"{directory}/kubelet.sock" in problem["cause"]) == ("nvidia.com/gpu", True)
     async with StandInKubelet(directory) as kubelet:
         await kubelet.wait_for(healthy(kubelet, 8))
         held = (await kubelet.admit("train", {"nvidia.com/gpu": 1})).allocations[0].ids[0]
@@ -110,16 +111,16 @@ async def test_the_status_says_whether_the_kubelet_has_it_and_who_holds_what(dir
             while (answer := await ask(daemon, "status"))[0]:
                 await anyio.sleep(0.05)
         _, told = answer
-        stands = told["kubelet"]["resources"]["nvidia.com/gpu"]
-        assert (told["wrong"], stands["registered"]) == ([], True)
+        stands = told["resources"]["nvidia.com/gpu"]["registration"]
+        assert (told["problems"], stands["registered"]) == ([], True)
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z", stands["since"])
-        holders = {gpu["uuid"]: gpu["holders"] for gpu in told["health"]["gpus"]}
+        holders = {gpu["uuid"]: gpu["holders"] for gpu in told["gpus"]}
         assert {uuid for uuid, pods in holders.items() if pods} == {held}
         assert holders[held] == ["default/train"]
         daemon.fault(3, xid=79)
         await kubelet.wait_for(healthy(kubelet, 7))
         status, told = await ask(daemon, "status")
-        (sick,) = (gpu for gpu in told["health"]["gpus"] if gpu["health"] == "Unhealthy")
+        (sick,) = (gpu for gpu in told["gpus"] if not gpu["healthy"])
         assert (status, sick["index"], sick["model"]) == (1, 3, "NVIDIA H100 80GB HBM3")
         assert sick["since"] is not None
 
@@ -132,8 +133,8 @@ async def test_a_directory_that_does_not_exist_is_said_not_to(daemon, directory)
 async def test_what_happened_is_told_after_a_kill_and_a_restart(kubelet, daemon):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
-    bus_id = (await ask(daemon, "status"))[1]["health"]["gpus"][5]["bus_id"]
-    done = await ran("cordon", "--state-dir", daemon.state, "--gpu", bus_id, "--reason", "fan is loud")
+    bus_id = (await ask(daemon, "status"))[1]["gpus"][5]["bus_id"]
+    done = await ran("cordon", "--state-dir", daemon.state, bus_id, "--reason", "fan is loud")
     assert "GPU 5" in done.stdout
     daemon.fault(3, xid=79)
     await kubelet.wait_for(healthy(kubelet, 6))

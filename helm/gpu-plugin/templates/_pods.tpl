@@ -91,10 +91,12 @@ an API server refuses. */}}
   value: {{ $text | quote }}
 {{- end }}
 {{- end }}
-{{- if $facts.api }}
 - name: NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-{{- end }}
+- name: POD_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
 {{- end }}
 
 {{- /* What both kinds of pods have of a pod's specification: a list of the root, the facts, whether they have a token for the Kubernetes

@@ -98,14 +98,11 @@ class Plugin(Piece):
 
     def operate(self, verb: str, gpu: int) -> None:
         """Run `gpu-plugin cordon` or another verb on GPU number `gpu`."""
-        run([str(self._program), verb, f"--state-dir={self.state_dir}", f"--gpu={gpu}"])
+        run([str(self._program), verb, f"--state-dir={self.state_dir}", str(gpu)])
 
     def explain(self, gpu: int) -> dict[str, Any]:
-        """Return the report of `gpu-plugin explain --json` on GPU number `gpu`."""
-        command = [str(self._program), "explain", f"--state-dir={self.state_dir}", f"--gpu={gpu}", "--json"]
-        output = run(command, may_end_with=1)  # the GPU is Unhealthy
-        (gpu_report,) = json.loads(output)["gpus"]
-        return dict(gpu_report)
+        """Return GPU number `gpu` of the status."""
+        return dict(next(each for each in self.status()["gpus"] if each["index"] == gpu))
 
     def status(self) -> dict[str, Any]:
         """Return the output of `gpu-plugin status --json`."""
