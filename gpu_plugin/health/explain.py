@@ -54,7 +54,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigHealth(msgspec.Struct, frozen=True):
-    """The health of a MIG device for the kubelet, and its verdict, which is that of the GPU if that is worse."""
+    """The health of a MIG device for the kubelet, and its verdict, or the GPU's verdict if it is worse."""
 
     uuid: str
     healthy: bool
@@ -64,7 +64,7 @@ class MigHealth(msgspec.Struct, frozen=True):
 class Explained(msgspec.Struct, frozen=True):
     """The health of a GPU.
 
-    `healthy` is its state for the kubelet, as a whole. `verdict` is the worst one, with those of its MIG devices. `signals` are
+    `healthy` is its state for the kubelet, as a whole. `verdict` is the worst verdict, including its MIG devices. `signals` are
     its open signals, the worst first. `devices` are its MIG devices.
     """
 
@@ -130,7 +130,7 @@ def _remedy(case: Case, advised: str) -> Remedy:
 
 
 def recovers(case: Case, *, unfit: Sequence[str] = ()) -> str:
-    """Return the condition under which a latch closes, with what is still missing, for "Recovers when".
+    """Return the condition under which a latch closes, with the missing checks or time, for "Recovers when".
 
     `unfit` are the signals that call the GPU FATAL by their own readings (`HealthLedger.unfit`): no recovery can be proven
     while they do.
@@ -154,7 +154,7 @@ def recovers(case: Case, *, unfit: Sequence[str] = ()) -> str:
 
 
 def note(case: Case) -> str:
-    """Return how the plugin recognizes the recovery, and what else changes the verdict, as sentences; empty if nothing."""
+    """Return sentences about the proof of the recovery, and about other changes of the verdict; empty if there are none."""
     latch, signal = case.latch, SIGNALS[case.key.signal]
     found = []
     if case.key.signal == xid.NAME and (lowered := xid.lowered_by(case)):

@@ -24,7 +24,7 @@ def notices(uuid: str, *, mig_pending: bool | None, vgpu_licensed: bool | None, 
 
     Args:
         uuid: the uuid of the GPU.
-        mig_pending: the MIG mode after the next reset, None if that is the same as now.
+        mig_pending: the MIG mode after the next reset, None if it will not change.
         vgpu_licensed: whether a vGPU has its license, None for other GPUs.
         persistent: whether the GPU is in persistence mode.
     """

@@ -44,7 +44,7 @@ class Problem(Part, frozen=True, kw_only=True):
 
     `kind` is a row of `remedies.REMEDIES`, or `gpu-SIGNAL`. `title` has a few words, `cause` a sentence. `object` names what is
     concerned: a GPU, a resource, a file, the node. `gpu` is the uuid of a GPU. `pods` are the pods that use it, as
-    namespace/name, None if that is not known. `recovers` completes the sentence "Recovers when".
+    namespace/name, or None if they are not known. `recovers` completes the sentence "Recovers when".
     """
 
     kind: str
@@ -144,8 +144,8 @@ class Kubelet(Part, frozen=True, kw_only=True):
 class Configuration(Part, frozen=True, kw_only=True):
     """The configuration in force.
 
-    `file` is its file, empty if there is none, `since` the time at which it came into force. `wanted` is the file that was
-    requested last, empty if it is in force. `refused` is the reason why it is not in force, `faults` a sentence for each error.
+    `file` is its file, or empty, `since` the time at which it came into force. `wanted` is the last requested file,
+    empty if it is in force. `refused` is the reason why it is not in force, `faults` a sentence for each error.
     `unheard` is the reason why a change of the node's label would be missed. `without_effect` has flags and variables that change
     nothing. `reloads` counts the reads by outcome.
     """
@@ -231,7 +231,7 @@ class Devices(Part, frozen=True, kw_only=True):
 class Gpu(Part, frozen=True, kw_only=True):
     """A GPU.
 
-    `healthy` is its state for the kubelet, and `verdict` the worst verdict of its open signals, with those of its MIG devices.
+    `healthy` is its state for the kubelet, and `verdict` the worst verdict of its open signals, including its MIG devices.
     `since` is the time at which the oldest signal with this verdict opened. `signals` are the open signals, the worst first.
     `held_back` has the orders of operators, if only orders keep it from pods. `withheld` has the reasons why devices of healthy
     hardware are kept from pods. `holders` are pods as namespace/name, None if they are not known. `readings` are the newest
@@ -316,8 +316,8 @@ class Status(Part, frozen=True, kw_only=True):
 
     `headline` is the state of the node in a few words, and `problems` has the worst first. `waiting` is the reason why this
     daemon does not serve the node, such as another daemon; then only the process and the configuration are known. `unoffered`
-    has a sentence for each thing that is not served as configured. `pods`, `links`, `events`, `counters` and `settings` are None
-    or empty where they were not asked for.
+    has a sentence for each difference between the configuration and the offer. `pods`, `links`, `events`, `counters` and
+    `settings` are empty unless they were requested.
     """
 
     format: int = FORMAT

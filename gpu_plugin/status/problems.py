@@ -109,7 +109,7 @@ def _missing(status: Status, shell: Shell) -> Iterator[Problem]:
 
 
 def _gpus(status: Status, shell: Shell) -> Iterator[Problem]:
-    """Yield the problems of GPUs: for each GPU its signals of the same remedy in one problem, and what withholds GPUs."""
+    """Yield the problems of GPUs: its signals of the same remedy in one problem, and the reasons why GPUs are withheld."""
     for gpu in status.gpus:
         yield from _signals(gpu, shell)
         for notice in gpu.notices:

@@ -1,6 +1,6 @@
 """The remedy of each kind of problem, as steps with commands that work from the operator's shell. Pure.
 
-The commands are those of an operator with kubectl. Where this process is not a pod, they are the plain commands of the node.
+The commands need kubectl. If this process is not a pod, they are plain commands for the node.
 """
 
 import re

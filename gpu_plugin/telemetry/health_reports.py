@@ -32,7 +32,7 @@ _LEVELS = {
 
 
 def whose(uuid: str, gpus: Iterable[Gpu], device: str = "") -> str:
-    """Return a GPU's name for people, or the name of its MIG device. A GPU that is not in `gpus` is named by its uuid."""
+    """Return a GPU's name for people, or the name of its MIG device. A GPU outside `gpus` is named by its uuid."""
     gpu = next((called(gpu) for gpu in gpus if gpu.uuid == uuid), f"GPU {uuid}")
     return f"MIG device {device} of {gpu}" if device else gpu
 

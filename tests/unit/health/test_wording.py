@@ -1,4 +1,4 @@
-"""A change of health in words: its effect, and what stays."""
+"""A change of health in words: its effect, and the state that stays."""
 
 import pytest
 
