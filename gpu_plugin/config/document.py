@@ -1,5 +1,6 @@
 """Parse a config file's text into plain values, and find the line and column of each value. JSON is parsed as YAML."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
@@ -20,6 +21,8 @@ _LONGEST_KEY = 83  # of a key in a message, with the dots
 
 _YAML = "tag:yaml.org,2002:"
 _NOUNS: Mapping[type, str] = {list: "a list", str: "text"}
+_GO_NUMBER = re.compile(r"[-+]?(0[oO][0-7_]{1,20}|[0-9]{1,9}[eE]\+?[0-9])")
+"""Numbers of YAML 1.2 that are text in YAML 1.1, which PyYAML reads."""
 _KINDS = {"int": "a valid whole number", "float": "a valid number", "bool": "true or false"}
 
 
@@ -113,7 +116,8 @@ def parse(
 ) -> Document:
     """Parse a file's bytes, which must be one YAML or JSON mapping in UTF-8.
 
-    With `typed_keys`, only the values of these keys become numbers, true and false. Other values stay text.
+    With `typed_keys`, read as Go's YAML library does: only the first document, and 0o17 and 1e2 are numbers. Only the values
+    of these keys become numbers, true and false. Other values stay text.
 
     Raises:
         ConfigError: the file is too long, is not YAML, or has values that no configuration has; with the lines.
@@ -129,7 +133,7 @@ def parse(
             [_at_offset(written.decode("utf-8", "replace"), error.start, "not UTF-8 text", source)]
         ) from None
     try:
-        root = _composed(text, limits)
+        root = _composed(text, limits, single=typed_keys is None)
     except yaml.reader.ReaderError as error:
         reason = f"the character #x{error.character:04x} is not allowed in YAML"
         raise ConfigError.of([_at_offset(text, error.position, reason, source)]) from None
@@ -168,8 +172,8 @@ def template_reason(text: str) -> str:
     return f"{action!r} is a template action: give the file that Helm, or another tool, renders from it"
 
 
-def _composed(text: str, limits: Limits) -> Any:
-    """Return the root node of the text; None if the text is empty.
+def _composed(text: str, limits: Limits, *, single: bool) -> Any:
+    """Return the root node of the text; None if the text is empty. `single`: refuse text with more than one document.
 
     libyaml is ten times as fast. If it refuses the text, PyYAML's own parser decides, because its errors are clearer.
 
@@ -180,14 +184,17 @@ def _composed(text: str, limits: Limits) -> Any:
 
     if yaml.__with_libyaml__:
         try:
-            return _first_document(text, yaml.CSafeLoader, limits)
+            return _first_document(text, yaml.CSafeLoader, limits, single=single)
         except yaml.YAMLError:
             pass
-    return _first_document(text, yaml.SafeLoader, limits)
+    return _first_document(text, yaml.SafeLoader, limits, single=single)
 
 
-def _first_document(text: str, loader: Any, limits: Limits) -> Any:
-    """Return the root node of the first document. Only an empty document may follow: an end marker or a separator."""
+def _first_document(text: str, loader: Any, limits: Limits, *, single: bool) -> Any:
+    """Return the root node of the first document.
+
+    If `single`, only an empty document may follow: an end marker or a separator.
+    """
     import yaml  # noqa: PLC0415
 
     events: Iterator[Any] = yaml.parse(text, Loader=loader)
@@ -197,6 +204,8 @@ def _first_document(text: str, loader: Any, limits: Limits) -> Any:
         root = composer.get_node() if composer.check_node() else None
     finally:
         composer.dispose()
+    if not single:
+        return root
     if root is not None and root.id == "mapping" and is_manifest([key.value for key, _ in root.value]):
         return root  # do not check the documents after a manifest
     start: Any = None
@@ -314,12 +323,16 @@ class _Values:
         kind = node.tag.removeprefix(_YAML)
         if not _whole(node.value):
             return self._fault(node, place, "an unpaired surrogate is not a character")
+        typed = self._typed_keys is not None and not self._typed_keys.isdisjoint(place)
+        if typed and not node.style and _GO_NUMBER.fullmatch(node.value):
+            digits = node.value.replace("_", "").lower()
+            return int(digits, 8) if "o" in digits else int(float(digits))
         # 1:30 is 90 to YAML 1.1 and text to NVIDIA's parser (and a MIG index); a date is text to it too.
         if kind in {"str", "timestamp", "value"} or (kind in {"int", "float"} and ":" in node.value):
             return str(node.value)
         if kind == "null":
             return None
-        if self._typed_keys is not None and self._typed_keys.isdisjoint(place) and kind in _KINDS:
+        if self._typed_keys is not None and not typed and kind in _KINDS:
             return str(node.value)
         try:
             if kind == "bool":

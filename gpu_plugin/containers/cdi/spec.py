@@ -190,6 +190,8 @@ def _lax(value: object, key: str = "") -> object:
         return {name: _lax(each, name) for name, each in value.items() if each is not None}
     if isinstance(value, list):
         return [_lax(each, key) for each in value if each is not None or key in _BLOCKS]
+    if key == "fileMode" and type(value) is int and 0 <= value <= 0xFFFFFFFF:  # Go's os.FileMode has 32 bits
+        return value & 0o7777
     if key in TYPED_KEYS or not isinstance(value, bool | int | float):
         return value
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -109,25 +109,21 @@ def judge(file: Path) -> Judgement:
 def judge_content(content: bytes) -> Judgement:
     """Judge these bytes, JSON or YAML; see `judge`."""
     try:
-        plain = _plain(content)
+        spec = from_plain(_plain(content))
     except ConfigError as error:
-        return unread(*(_sentence(fault.line, fault.path, fault.reason) for fault in error.faults))
-    except ValueError as error:
-        return unread(str(error))
-    try:
-        spec = from_plain(plain)
+        strict = tuple(_sentence(fault.line, fault.path, fault.reason) for fault in error.faults)
     except UnicodeEncodeError:
-        return unread("an unpaired surrogate is not a character")
+        strict = ("an unpaired surrogate is not a character",)
     except ValueError as error:
-        by_schema = printable(str(error))
+        strict = (str(error),)
     else:
         reasons = tuple(map(printable, faults(spec)))
         return spec, reasons, reasons
     try:
-        spec = as_runtimes_read(_plain(content, TYPED_KEYS))
+        spec = as_runtimes_read(document.parse(content, "", YAML_LIMITS, TYPED_KEYS).content)
     except ValueError:
-        return unread(by_schema)
-    return spec, (by_schema,), tuple(map(printable, faults(spec)))
+        return unread(*strict)
+    return spec, tuple(map(printable, strict)), tuple(map(printable, faults(spec)))
 
 
 def unread(*reasons: str) -> Judgement:
@@ -140,11 +136,8 @@ class _DuplicateKeyError(ValueError):
     """A key appears twice. JSON does not define which value counts, and CDI's library refuses both."""
 
 
-def _plain(content: bytes, typed_keys: frozenset[str] | None = None) -> object:
-    """Parse JSON or YAML to plain values. Raises ValueError, or ConfigError with line numbers if the bytes are not JSON.
-
-    With `typed_keys`, YAML's scalars under other keys are text as written: 010 is not 8.
-    """
+def _plain(content: bytes) -> object:
+    """Parse JSON or YAML to plain values. Raises ValueError, or ConfigError with line numbers if the bytes are not JSON."""
     if content.lstrip()[:1] == b"{":
         try:
             return json.loads(content.decode(), object_pairs_hook=_once)
@@ -153,8 +146,8 @@ def _plain(content: bytes, typed_keys: frozenset[str] | None = None) -> object:
         except _DuplicateKeyError:
             raise
         except ValueError:  # it may be YAML; if not, the YAML reader gives the line of the fault
-            return document.parse(content, "", YAML_LIMITS, typed_keys).content
-    return document.parse(content, "", YAML_LIMITS, typed_keys).content
+            return document.parse(content, "", YAML_LIMITS).content
+    return document.parse(content, "", YAML_LIMITS).content
 
 
 def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
@@ -213,12 +206,14 @@ class NameConflicts:
 
 
 def _judge_ours(path: Path) -> Judgement:
-    """Judge a file. A file that does not name this plugin's devices is not parsed, since YAML takes long to parse."""
+    """Judge a file. A file that cannot name this plugin's devices is not parsed, since YAML takes long to parse."""
     try:
         content = read_file(path, MAX_BYTES)
     except OSError as error:
         return unread(error.strerror or str(error))
-    return judge_content(content) if cdi_names.VENDOR.encode() in content else unread("it is of another vendor")
+    # A backslash may begin an escape, with which the vendor can be written in other letters.
+    may_be_ours = cdi_names.VENDOR.encode() in content or b"\\" in content
+    return judge_content(content) if may_be_ours else unread("it is of another vendor")
 
 
 def _overruled(name: str, file: str) -> str:

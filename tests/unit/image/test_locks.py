@@ -60,3 +60,9 @@ def test_tests_run_with_the_versions_that_the_image_has():
     assert {name: version for name, (version, _) in run.items()}.items() <= {
         name: version for name, (version, _) in dev.items()
     }.items()
+
+
+def test_the_dockerfile_is_short_and_has_two_stages():
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert len(lines) <= 40
+    assert sum(line.startswith("FROM ") for line in lines) == 2

@@ -53,3 +53,40 @@ def test_a_text_does_not_stand_for_a_number():
     spec, _, refused = judge_content((YAML % ("a", "a", "a")).replace("uid: 0", "uid: '0'").encode())
     assert spec is None
     assert refused
+
+
+MODE = """cdiVersion: 0.7.0
+kind: v.com/c
+devices: [{name: a, containerEdits: {deviceNodes: [{path: /dev/x, fileMode: %s}]}}]
+"""
+
+
+@pytest.mark.parametrize(("written", "mode"), [("0o666", 0o666), ("0O6_66", 0o666), ("1e2", 100), ("0x81b6", 0o666)])
+def test_a_file_mode_is_read_as_the_yaml_library_of_runtimes_reads_it(written, mode):
+    spec, faults, refused = judge_content((MODE % written).encode())
+    assert spec is not None
+    assert faults
+    assert refused == ()
+    assert spec.devices[0].container_edits.device_nodes[0].file_mode == mode
+
+
+@pytest.mark.parametrize("written", ["'0o666'", "-0o666", "4294967296", "true", "0o888"])
+def test_a_file_mode_that_runtimes_refuse_refuses_the_file(written):
+    spec, _, refused = judge_content((MODE % written).encode())
+    assert spec is None
+    assert refused
+
+
+@pytest.mark.parametrize("rest", ["---\nkind: other\n", "---\n: [\n"])
+def test_runtimes_read_the_first_document_alone(rest):
+    spec, faults, refused = judge_content((MODE % "1" + rest).encode())
+    assert spec is not None
+    assert faults
+    assert refused == ()
+
+
+def test_runtimes_read_json_with_text_after_it():
+    spec, faults, refused = judge_content((JSON % '"a"' + "\ntext").encode())
+    assert spec is not None
+    assert faults
+    assert refused == ()

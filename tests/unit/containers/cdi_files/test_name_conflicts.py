@@ -25,7 +25,11 @@ def directory(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("other.yaml", YAML), ("another.json", to_json(spec(GPU_b=("/dev/nvidia1",), GPU_c=("/dev/nvidia2",))).decode())],
+    [
+        ("other.yaml", YAML),
+        ("escaped.yaml", YAML.replace(KIND, KIND.replace("nvidia", r"\x6evidia").join('""'))),
+        ("another.json", to_json(spec(GPU_b=("/dev/nvidia1",), GPU_c=("/dev/nvidia2",))).decode()),
+    ],
 )
 def test_a_device_that_another_file_has_too_is_refused(directory, name, content):
     conflicts = NameConflicts(directory)
