@@ -217,7 +217,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
             if (uuid := str(each["uuid"])) in standings
         ]
         resources = {
-            name: {**each, "held_back": node_status.devices_held_back(listed.unhealthy.get(name, {}), standings)}
+            name: {
+                **each,
+                "held_back": node_status.devices_held_back(listed.unhealthy.get(name, {}), standings),
+                "faulty": node_status.devices_faulty(listed.unhealthy.get(name, {}), standings),
+            }
             for name, each in listed.resources.items()
         }
         now, unix = anyio.current_time(), time.time()

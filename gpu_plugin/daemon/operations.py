@@ -191,9 +191,10 @@ class Operations:
         """Return the health of every GPU, its changes since the start, and the signals that it supports.
 
         `gpus` has `index`, `uuid`, `state` (healthy, degraded or unhealthy; a GPU of which only a MIG device is unfit is
-        degraded), `verdict`, `reasons` and `measures` (the `readings` of `explain`) of each GPU. `supported`, by uuid and
-        signal, is whether the GPU has the readings that the signal needs. `xid_classes` has the recovery class of each Xid of
-        the policy's table.
+        degraded), `verdict`, `reasons`, `measures` (the `readings` of `explain`) and `open` of each GPU: the
+        `signal`, `xid` (a number or None), `verdict` and `action` of each open signal. `supported`, by uuid and signal, is
+        whether the GPU has the readings that the signal needs. `xid_classes` has the recovery class of each Xid of the policy's
+        table.
         """
         explained = cast("list[Mapping[str, Any]]", self.explained()["gpus"])
         monitor = self._now.monitor
@@ -345,6 +346,10 @@ def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
         "verdict": explained["verdict"],
         "reasons": list(dict.fromkeys(signal["detail"] for signal in explained["signals"])),
         "measures": [reading for signal in explained["signals"] for reading in signal.get("readings", ())],
+        "open": [
+            {"signal": each["name"], "xid": each.get("xid"), "verdict": each["verdict"], "action": each["action"]}
+            for each in explained["signals"]
+        ],
     }
 
 

@@ -16,7 +16,7 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.resetting import reset_commands
 from gpu_plugin.health.signal import Case
-from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing, xid
+from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing, xid, xid_number
 from gpu_plugin.health.signals.orders import released
 
 Explained = Mapping[str, Any]  # An object of JSON
@@ -27,9 +27,9 @@ def explain(ledger: HealthLedger, gpus: Iterable[Gpu], now: float) -> Explained:
 
     Each GPU has `index`, `uuid`, `health` ("Healthy" or "Unhealthy", of the whole GPU), `verdict` ("OK", "APP", "DEGRADED" or
     "FATAL": the worst, including its MIG devices) and `signals`, the worst first. A signal has `name`, `detail`, `since` (Unix
-    seconds, null if unknown), `clears`, `verdict` and `action`, also `device` if it concerns a single MIG device, and
-    `readings`, a list of `Reading`s as objects, if it judges a measure. A GPU with MIG devices also has `devices`: `uuid`,
-    `health` and `verdict` of each.
+    seconds, null if unknown), `clears`, `verdict` and `action`, also `device` if it concerns a single MIG device, `xid` with the
+    number of its Xid, and `readings`, a list of `Reading`s as objects, if it judges a measure. A GPU with MIG devices also has
+    `devices`: `uuid`, `health` and `verdict` of each.
     """
     return {"gpus": [_gpu(ledger, gpu, now) for gpu in gpus]}
 
@@ -112,6 +112,7 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
                 "verdict": verdict.name,
                 "action": f"nothing more: {_missing(latch)} to go" if _seen(latch) else to_do,
                 **({"device": key.device} if key.device else {}),
+                **({} if (number := xid_number(key)) is None else {"xid": number}),
                 **({"readings": [*map(msgspec.structs.asdict, readings)]} if readings else {}),
             }
         )

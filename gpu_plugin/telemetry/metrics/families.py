@@ -165,6 +165,11 @@ def _devices(resources: Named) -> Iterator[Family]:
         "Unhealthy devices that only an operator's order keeps from pods: their hardware has no fault.",
         [(labelled(resource=name), counts.get("held_back")) for name, counts in resources.items()],
     )
+    yield gauge(
+        "gpu_plugin_devices_faulty",
+        "Unhealthy devices that a fault of their GPU or MIG device keeps from pods.",
+        [(labelled(resource=name), counts.get("faulty")) for name, counts in resources.items()],
+    )
 
 
 def _pods(attribution: Mapping[str, Any] | None) -> Iterator[Family]:

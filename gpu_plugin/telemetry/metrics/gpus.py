@@ -68,6 +68,23 @@ def _health(gpus: Gpus) -> Iterator[Family]:
             for name, signal in signals
         ],
     )
+    yield gauge(
+        "gpu_plugin_gpu_fault",
+        "An open fault of a GPU, with the remedy: 2 degraded, 3 fatal.",
+        _faults(gpus),
+    )
+
+
+def _faults(gpus: Gpus) -> Iterator[tuple[str, int]]:
+    """Return a sample for each signal and Xid that is a fault, without orders. Of its MIG devices the worst one counts."""
+    for labels, gpu in gpus:
+        worst: dict[tuple[str, object], Mapping[str, Any]] = {}
+        for each in gpu.get("open", ()):
+            if Verdict[each["verdict"]] >= Verdict.DEGRADED and each["signal"] not in ORDER_SIGNALS:
+                worst.setdefault((each["signal"], each["xid"]), each)  # the worst comes first
+        for (signal, xid), each in worst.items():
+            named = labelled(signal=signal, xid="" if xid is None else xid, action=each["action"])
+            yield f"{labels},{named}", Verdict[each["verdict"]].value
 
 
 def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[Family]:

@@ -148,6 +148,28 @@ def test_a_gpu_that_an_operator_alone_holds_back_is_told_apart():
     assert value(status, "gpu_plugin_gpu_held_back", uuid="GPU-1", index="1", by="node-cordon") == 0
 
 
+def test_each_fault_has_its_xid_and_remedy_and_orders_are_no_faults():
+    def opened(signal, verdict, action, xid=None):
+        return {"signal": signal, "xid": xid, "verdict": verdict, "action": action}
+
+    opens = [
+        opened("cordon", "FATAL", "lift it"),
+        opened("xid", "FATAL", "reboot", 79),
+        opened("xid", "FATAL", "reset", 95),
+        opened("nvlink", "FATAL", "reset"),
+        opened("nvlink", "DEGRADED", "of another MIG device"),
+        opened("xid", "APP", "nothing", 13),
+    ]
+    gpus = [{**gpu, "open": opens if gpu["index"] == 3 else []} for gpu in STATUS["health"]["gpus"]]
+    told = read({**STATUS, "health": {**STATUS["health"], "gpus": gpus}})
+    gpu = {"uuid": "GPU-3", "index": "3"}
+    assert {labels: worst for (name, labels), worst in told.items() if name == "gpu_plugin_gpu_fault"} == {
+        frozenset({**gpu, "signal": "xid", "xid": "79", "action": "reboot"}.items()): 3,
+        frozenset({**gpu, "signal": "xid", "xid": "95", "action": "reset"}.items()): 3,
+        frozenset({**gpu, "signal": "nvlink", "xid": "", "action": "reset"}.items()): 3,
+    }
+
+
 def test_each_signal_has_its_verdict():
     sick = {**STATUS["health"]["gpus"][3], "signals": {"xid": "FATAL", "nvlink": "DEGRADED"}}
     status = {**STATUS, "health": {**STATUS["health"], "gpus": [sick]}}
