@@ -31,7 +31,7 @@ PANELS = [panel for top in DASHBOARD["panels"] for panel in (top, *top.get("pane
 VARIABLES = [each for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
 
 OF_TARGETS = {"cluster", "node", "instance", "job"}
-"""Labels that the scrape adds: those of the PodMonitor, and `cluster` for several clusters."""
+"""Labels that the scrape adds: labels of the PodMonitor, and `cluster` for several clusters."""
 
 OF_OTHERS: Mapping[str, set[str]] = {
     "up": set(),
@@ -274,6 +274,11 @@ def test_every_alert_leads_to_its_section_of_the_documentation() -> None:
         assert anchor in anchors
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
         assert rule["labels"]["severity"] in {"critical", "warning"}
+
+
+def test_the_table_of_alerts_has_each_with_its_severity_and_time() -> None:
+    rows = re.findall(r"^\| \[(Gpu\w+)\]\(\S+\) \| (\w+) \| (\w*) ?\|", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    assert rows == [(name, rule["labels"]["severity"], rule.get("for", "")) for name, rule in RULES.items()]
 
 
 def test_every_alert_can_be_left_out_by_its_name(helm: Helm) -> None:

@@ -76,7 +76,7 @@ def _health(gpus: Gpus) -> Iterator[Family]:
 
 
 def _faults(gpus: Gpus) -> Iterator[tuple[str, int]]:
-    """Return a sample for each signal and Xid that is a fault, without orders. Of its MIG devices the worst one counts."""
+    """Return a sample for each faulty signal and Xid, without orders. The worst verdict of its MIG devices counts."""
     for labels, gpu in gpus:
         worst: dict[tuple[str, object], Mapping[str, Any]] = {}
         for each in gpu.get("open", ()):

@@ -115,6 +115,17 @@ def test_every_family_is_in_the_table_and_the_other_way_round():
     assert {_name(family): family.kind for family in families(FULL)} == types
 
 
+def test_every_label_is_in_the_table():
+    documented = {}
+    for section in Path("docs/metrics.md").read_text(encoding="utf-8").split("\n## "):
+        of_gpu = {"uuid", "index"} if section.startswith(("GPUs", "Readings")) else set()
+        for name, labels in re.findall(r"^\| `(gpu_plugin_\w+)` \| [^|]* \| ([^|]*)\|", section, re.MULTILINE):
+            documented[name] = of_gpu | set(re.findall(r"`(\w+)`", labels))
+    for name, labels in read(FULL):
+        family = re.sub("_(bucket|sum|count)$", "", name)
+        assert {label for label, _ in labels} <= documented[family] | {"le"}, name
+
+
 def _name(family):
     return family.name + {"counter": "_total", "info": "_info"}.get(family.kind, "")
 
@@ -227,11 +238,13 @@ def _calls(**calls):
     return {call: {"seconds": Histogram((1.0,)).as_data(), "errors": {"unknown": 1}, "hung": 0} for call in calls}
 
 
+FAULT = {"signal": "xid", "xid": 79, "verdict": "FATAL", "action": "reboot"}
+
 FULL: dict[str, Any] = {
     **STATUS,
     "health": {
         **STATUS["health"],
-        "gpus": [{**gpu, "held_back": []} for gpu in STATUS["health"]["gpus"]],
+        "gpus": [{**gpu, "held_back": [], "open": [FAULT]} for gpu in STATUS["health"]["gpus"]],
         "xids": [{**each, "first": 1e9} for each in STATUS["health"]["xids"]],
     },
     "state": {"directory": "/state", "trouble": ""},
