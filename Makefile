@@ -84,7 +84,7 @@ real-and-chart: install # beside the cluster, which waits for much of the time; 
 chart: install # with the processor time that the cluster leaves
 	nice -n 19 $(BIN)/python -m pytest --timeout 600 $(SPREAD) tests/chart
 
-manifests: install ## generate deploy/*.yaml and the chart's dashboard, table of values and choices; HELM=PROGRAM
+manifests: install ## generate deploy/*.yaml and the chart's table of values and choices; HELM=PROGRAM
 	$(BIN)/python -m deploy.generate --helm $(HELM)
 
 image: ## build the container image: IMAGE=name:tag, BUILDER=docker or podman, BUILD_OPTIONS="--build-arg BASE=..."

@@ -1,6 +1,6 @@
 """Generate the manifests of this directory and parts of the chart: `python -m deploy.generate [--check] [--helm FILE]`.
 
-The generated parts of the chart are the dashboard, the table of values, and the choices in values.schema.json and values.yaml.
+The generated parts of the chart are the table of values, and the choices in values.schema.json and values.yaml.
 
 The manifests are the output of `helm template` without the parts that only Helm uses: hooks, and the labels with Helm's name.
 """
@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 
 from deploy import choices
-from deploy.dashboard import dashboard
 from tests.cluster.harness.binaries import KUBERNETES_VERSIONS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,7 +99,6 @@ def files(template: Template) -> Iterator[tuple[Path, str]]:
         header = HEADER.format(what, version, name)
         yield DEPLOY / name, header + "".join(f"---\n{text}" for text in _without_helm(template(given)))
     yield DEPLOY / POD, POD_HEADER.format(POD) + _pod(template({}))
-    yield CHART / "dashboards" / "gpu-plugin.json", json.dumps(dashboard(), indent=1) + "\n"
     values = choices.values((CHART / "values.yaml").read_text())
     yield CHART / "values.yaml", values
     yield CHART / "values.schema.json", choices.schema((CHART / "values.schema.json").read_text())

@@ -94,6 +94,7 @@ def built(view: "NodeView", held: "HoldersByDevice | None" = None) -> Status:
             name: replace(
                 each,
                 held_back=gpus.devices_held_back(listed.unhealthy[name], standings),
+                faulty=gpus.devices_faulty(listed.unhealthy[name], standings),
                 held=None if held is None else counts.get(name, 0),
                 registration=gpus.registration(view.registrations.of(name), now, unix),
             )

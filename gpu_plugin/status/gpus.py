@@ -229,6 +229,22 @@ def devices_held_back(unhealthy: Mapping[HardwareKey, int], standings: Mapping[s
     )
 
 
+def devices_faulty(unhealthy: Mapping[HardwareKey, int], standings: Mapping[str, Standings]) -> int:
+    """Return how many of a resource's devices in `Listed.unhealthy` have a fault of their GPU or MIG device.
+
+    `standings` has the open latches of each GPU, by its uuid.
+    """
+    faulty = {
+        (uuid, key.device)
+        for uuid, standing in standings.items()
+        for key, _, verdict in standing
+        if verdict is Verdict.FATAL and (key.device or not held_back(standing))
+    }
+    return sum(
+        count for (gpu, visible, _), count in unhealthy.items() if (gpu, "") in faulty or (gpu, visible) in faulty
+    )
+
+
 def registration(standing: ResourceRegistration, now: float, unix: float) -> Registration:
     """Return the entry of a resource's registration. `now` is the steady clock, and `unix` the Unix time of the same moment."""
     moment = standing.registered if standing.registered is not None else standing.lost

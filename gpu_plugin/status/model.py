@@ -118,7 +118,8 @@ class Resource(Part, frozen=True, kw_only=True):
     """A resource: its listed, healthy and retired devices.
 
     Retired devices are gone, and are listed until no pod can hold them. `sharing` has the ways in which devices are shared.
-    `held_back` counts unhealthy devices that only an operator's order keeps from pods. `held` counts devices that pods hold,
+    `held_back` counts unhealthy devices that only an operator's order keeps from pods, and
+    `faulty` unhealthy devices with a fault of their hardware. `held` counts devices that pods hold,
     None if that is not known. `unhealthy_ids`, `retired_ids` and `reasons` are the first ones.
     """
 
@@ -127,6 +128,7 @@ class Resource(Part, frozen=True, kw_only=True):
     retired: int = 0
     sharing: tuple[str, ...] = ()
     held_back: int = 0
+    faulty: int = 0
     held: int | None = None
     unhealthy_ids: tuple[str, ...] = ()
     retired_ids: tuple[str, ...] = ()

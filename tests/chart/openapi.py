@@ -75,6 +75,7 @@ PROMETHEUS_RULE = _closed(
                     "type": "array",
                     "items": _closed(
                         alert=_TEXT,
+                        record=_TEXT,
                         expr=_TEXT,
                         labels=_LABELS,
                         annotations=_LABELS,

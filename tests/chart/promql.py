@@ -1,13 +1,13 @@
 """The names in a PromQL query: metrics with the labels of their matchers, and the labels of groupings and joins.
 
-It reads as much of PromQL as the dashboard and the alerts are written in; Prometheus itself parses the whole.
+It supports the part of PromQL that the dashboard and the alerts use. Prometheus itself parses them in full.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_METRIC = re.compile(r"\b((?:gpu_plugin|kube)_\w+|up)\b(?:\{([^}]*)\})?")
+_METRIC = re.compile(r"\b((?:gpu:|gpu_plugin_|kube_)[\w:]+|up)\b(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"')
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 

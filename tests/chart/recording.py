@@ -11,6 +11,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ async def _whole(scrapes: list[str]) -> None:
             daemon.fault(5, **{"remap-failure": True})
             daemon.fault(5, **{"clocks-event-reasons": 0x40})
             daemon.fault(6, error=999)
-            daemon.fault(7, hang=5)
+            daemon.fault(7, hang=600)
             wanted = (
                 'state="unhealthy"} 1',
                 'state="degraded"} 1',
@@ -106,6 +107,96 @@ async def _parts(scrapes: list[str]) -> None:
             scrapes.append(await _scraped(port, "temperature_celsius", "} 88", 'by="cordon"} 1'))
 
 
+@dataclass(frozen=True)
+class Incident:
+    """A simulated node with one cause of trouble, and the alerts that must fire for it.
+
+    `faults` are the faults of each GPU by its index, `cordoned` are the GPUs that an operator holds back. `until` are texts of
+    the scrape in which the trouble is known.
+    """
+
+    profile: str
+    alerts: set[str]
+    until: Sequence[str] = ()
+    faults: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
+    cordoned: Sequence[int] = ()
+    kubelet_stops: bool = False
+    flags: Sequence[str] = ()
+
+
+MIXED = ("--mig-strategy=mixed",)
+
+INCIDENTS: Mapping[str, Incident] = {
+    "no-trouble": Incident("t4-4", set(), ('state="healthy"} 1',)),
+    "xid-on-one-gpu": Incident("t4-4", {"GpuUnhealthy"}, ('xid="79"',), {2: {"xid": 79}}),
+    "xid-on-the-only-gpu": Incident(
+        "t4-4", {"GpuUnhealthy"}, ('xid="79"',), {0: {"xid": 79}}, flags=("--include-gpus=0",)
+    ),
+    "xid-on-all-gpus": Incident(
+        "t4-4",
+        {"GpuNodeUnhealthy"},
+        ('devices_faulty{resource="nvidia.com/gpu"} 4',),
+        {gpu: {"xid": 79} for gpu in range(4)},
+    ),
+    "only-gpu-of-a-resource": Incident(
+        "a100-mig-mixed", {"GpuUnhealthy"}, ('signal="xid",xid="79"',), {7: {"xid": 79}}, flags=MIXED
+    ),
+    "driver-not-loaded": Incident(
+        "t4-4",
+        {"GpuDriverTrouble"},
+        ("gpu_plugin_driver_up 0", 'faulty{resource="nvidia.com/gpu"} 4'),
+        {gpu: {"error": 9} for gpu in range(4)},
+    ),
+    "hanging-call": Incident("t4-4", {"GpuUnhealthy"}, ('signal="hung",xid=""', "calls_hanging 1"), {1: {"hang": 600}}),
+    "hot-gpu": Incident(
+        "t4-4", {"GpuTemperatureNearThreshold"}, ('signal="slowdown-temperature",xid=""',), {1: {"temperature": 93}}
+    ),
+    "cordoned-gpus": Incident("t4-4", set(), ('devices_held_back{resource="nvidia.com/gpu"} 4',), cordoned=range(4)),
+    "no-kubelet": Incident(
+        "a100-mig-mixed",
+        {"GpuResourceNotRegistered"},
+        (f'registered{{resource="{GPU}"}} 0', f'registered{{resource="{SMALL_MIG}"}} 0', "attribution_up 0"),
+        kubelet_stops=True,
+        flags=MIXED,
+    ),
+}
+"""By the name of the node."""
+
+
+def record_incidents() -> Mapping[str, str]:
+    """Return a scrape of each node of `INCIDENTS`, by its name."""
+    scrapes: dict[str, str] = {}
+
+    async def record_all() -> None:
+        for name, incident in INCIDENTS.items():
+            scrapes[name] = await _incident(incident)
+
+    anyio.run(record_all)
+    return scrapes
+
+
+async def _incident(incident: Incident) -> str:
+    with _daemon(incident.profile, *incident.flags) as (daemon, port):
+        async with StandInKubelet(daemon.directory) as kubelet:
+            count = 1 if incident.flags == ("--include-gpus=0",) else 4
+            await kubelet.wait_for(healthy(kubelet, count), timeout=PATIENCE)
+            for gpu, faults in incident.faults.items():
+                daemon.fault(gpu, **faults)
+            for gpu in incident.cordoned:
+                request(daemon.state, "cordon", gpu=gpu)
+            if incident.kubelet_stops:
+                await kubelet.stop()
+            return await _scraped(port, *incident.until)
+
+
+def series(scrape: str, node: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and labels of each sample of a scrape, with these of its target, and the value."""
+    for line in ("up 1", *(line for line in scrape.splitlines() if not line.startswith("#"))):
+        name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
+        target = f'node="{node}",instance="{node}:9480",job="gpu-plugin"'
+        yield f"{name}{{{f'{labels},' if labels else ''}{target}}}", value
+
+
 @contextmanager
 def _daemon(profile: str, *flags: str) -> Iterator[tuple[DaemonProcess, int]]:
     with short_directory() as root:
@@ -115,7 +206,7 @@ def _daemon(profile: str, *flags: str) -> Iterator[tuple[DaemonProcess, int]]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = int(free.getsockname()[1])
         try:
-            daemon.start(f"--http-address=127.0.0.1:{port}", "--nvml-timeout=500ms", *flags)
+            daemon.start(f"--http-address=127.0.0.1:{port}", "--nvml-timeout=3s", *flags)
             yield daemon, port
         finally:
             daemon.kill()

@@ -81,7 +81,7 @@ WRONG = {
     "cluster.nodeevents": (True, "'nodeevents' not allowed"),
     "http.statusPage": ("off", "true, false"),
     "http.statusPageHosts": ([9480], "want string"),
-    "prometheusRule.disabled": (["GpuHappy"], "'GpuUnhealthy', 'GpuDegraded'"),
+    "prometheusRule.disabled": (["GpuHappy"], "'GpuUnhealthy', 'GpuNodeUnhealthy'"),
     "prometheusRule.job": ('a"b', "does not match"),
     "prometheusRule.documentation": ("docs", "'docs' does not match"),
     "dashboard.labels": ({"grafana_dashboard": 1}, "want string"),

@@ -96,14 +96,14 @@ TABLE: Mapping[str, Shown] = {
     "http.statusPage": _variable("STATUS_PAGE", False, "false"),
     "http.statusPageHosts": _variable("STATUS_PAGE_HOSTS", ["gpus.example.com", "*.nodes"], "gpus.example.com,*.nodes"),
     "http.podMetrics": _variable("POD_METRICS", False, "false"),
-    "prometheusRule.enabled": Shown(True, "PrometheusRule.spec.groups.gpu-plugin-gpus.rules.0.alert=GpuUnhealthy"),
+    "prometheusRule.enabled": Shown(True, "PrometheusRule.spec.groups.gpu-plugin-gpus.rules.1.alert=GpuUnhealthy"),
     "prometheusRule.labels": Shown({"release": "prom"}, "PrometheusRule.metadata.labels.release=prom", ALERTS),
     "prometheusRule.alertLabels": Shown(
         {"team": "gpu"}, "PrometheusRule.spec.groups.gpu-plugin-nodes.rules.0.labels.team=gpu", ALERTS
     ),
     "prometheusRule.job": Shown(
         "node/gpu",
-        'PrometheusRule.spec.groups.gpu-plugin-itself.rules.0.expr=max by (cluster, node, instance) (up{job="node/gpu"}) == 0',
+        'PrometheusRule.spec.groups.gpu-plugin-itself.rules.0.expr=max by (cluster, node) (up{job="node/gpu"}) == 0',
         ALERTS,
     ),
     "prometheusRule.documentation": Shown(
@@ -113,7 +113,7 @@ TABLE: Mapping[str, Shown] = {
         ALERTS,
     ),
     "prometheusRule.disabled": Shown(
-        ["GpuUnhealthy"], "PrometheusRule.spec.groups.gpu-plugin-gpus.rules.0.alert=GpuDegraded", ALERTS
+        ["GpuUnhealthy"], "PrometheusRule.spec.groups.gpu-plugin-gpus.rules.1.alert=GpuNodeUnhealthy", ALERTS
     ),
     "dashboard.enabled": Shown(True, "ConfigMap.metadata.labels.grafana_dashboard=1"),
     "dashboard.labels": Shown({"find": "me"}, "ConfigMap.metadata.labels.find=me", {"dashboard": {"enabled": True}}),

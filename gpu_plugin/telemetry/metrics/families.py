@@ -162,6 +162,11 @@ def _devices(resources: Mapping[str, Resource]) -> Iterator[Family]:
         "Unhealthy devices that only an operator's order keeps from pods: their hardware has no fault.",
         [(labelled(resource=name), each.held_back) for name, each in resources.items()],
     )
+    yield gauge(
+        "gpu_plugin_devices_faulty",
+        "Unhealthy devices that a fault of their GPU or MIG device keeps from pods.",
+        [(labelled(resource=name), each.faulty) for name, each in resources.items()],
+    )
 
 
 def _pods(pods: Pods | None, held: Iterable[Held]) -> Iterator[Family]:

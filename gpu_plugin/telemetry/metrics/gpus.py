@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gpu_plugin.health.explain import Explanation
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.status.model import Counters, Gpu, Status
@@ -62,6 +63,23 @@ def _health(gpus: Gpus) -> Iterator[Family]:
             for name, signal in signals
         ],
     )
+    yield gauge(
+        "gpu_plugin_gpu_fault",
+        "An open fault of a GPU, with the remedy: 2 degraded, 3 fatal.",
+        _faults(gpus),
+    )
+
+
+def _faults(gpus: Gpus) -> Iterator[tuple[str, int]]:
+    """Return a sample for each faulty signal and Xid, without orders. The worst verdict of its MIG devices counts."""
+    for labels, gpu in gpus:
+        worst: dict[tuple[str, int | None], Explanation] = {}
+        for each in gpu.signals:
+            if Verdict[each.verdict] >= Verdict.DEGRADED and each.name not in ORDER_SIGNALS:
+                worst.setdefault((each.name, each.xid), each)  # the worst comes first
+        for (signal, xid), each in worst.items():
+            named = labelled(signal=signal, xid="" if xid is None else xid, action=each.action)
+            yield f"{labels},{named}", Verdict[each.verdict].value
 
 
 def _state(gpu: Gpu) -> str:

@@ -118,6 +118,17 @@ def test_every_family_is_in_the_table_and_the_other_way_round():
     assert {_name(family): family.kind for family in families(FULL, **MORE)} == types
 
 
+def test_every_label_is_in_the_table():
+    documented = {}
+    for section in Path("docs/metrics.md").read_text(encoding="utf-8").split("\n## "):
+        of_gpu = {"uuid", "index"} if section.startswith(("GPUs", "Readings")) else set()
+        for name, labels in re.findall(r"^\| `(gpu_plugin_\w+)` \| [^|]* \| ([^|]*)\|", section, re.MULTILINE):
+            documented[name] = of_gpu | set(re.findall(r"`(\w+)`", labels))
+    for name, labels in read(FULL, **MORE):
+        family = re.sub("_(bucket|sum|count)$", "", name)
+        assert {label for label, _ in labels} <= documented[family] | {"le"}, name
+
+
 def _name(family):
     return family.name + {"counter": "_total", "info": "_info"}.get(family.kind, "")
 
@@ -149,6 +160,24 @@ def test_a_gpu_that_an_operator_alone_holds_back_is_told_apart():
     told = {by: value(status, "gpu_plugin_gpu_held_back", uuid="GPU-3", index="3", by=by) for by in ORDER_SIGNALS}
     assert told == {"cordon": 0, "node-cordon": 1, "maintenance": 0}
     assert value(status, "gpu_plugin_gpu_held_back", uuid="GPU-1", index="1", by="node-cordon") == 0
+
+
+def test_each_fault_has_its_xid_and_remedy_and_orders_are_no_faults():
+    some = (
+        signal("cordoned", "FATAL", "cordon", action="lift it"),
+        signal("Xid 79", "FATAL", action="reboot", xid=79),
+        signal("Xid 95", "FATAL", action="reset", xid=95),
+        signal("down", "FATAL", "nvlink", action="reset"),
+        signal("down", "DEGRADED", "nvlink", action="of another MIG device", device="MIG-1"),
+        signal("Xid 13", "APP", action="nothing", xid=13),
+    )
+    told = read(replace(STATUS, gpus=(gpu(3, signals=some),)))
+    of = {"uuid": "GPU-3", "index": "3"}
+    assert {labels: worst for (name, labels), worst in told.items() if name == "gpu_plugin_gpu_fault"} == {
+        frozenset({**of, "signal": "xid", "xid": "79", "action": "reboot"}.items()): 3,
+        frozenset({**of, "signal": "xid", "xid": "95", "action": "reset"}.items()): 3,
+        frozenset({**of, "signal": "nvlink", "xid": "", "action": "reset"}.items()): 3,
+    }
 
 
 @pytest.mark.parametrize(
