@@ -145,7 +145,7 @@ def test_orders_alone_hold_a_gpu_back_only_where_no_fault_does():
     assert held("xid", device="MIG-1") == []
 
 
-def test_devices_that_orders_alone_hold_back_are_counted_by_resource():
+def test_devices_with_a_fault_and_devices_that_orders_alone_hold_back_are_counted_by_resource():
     def stands(signal: str, device: str = "") -> tuple[LatchKey, AnyLatch, Verdict]:
         return LatchKey(signal, "", device), Latch(NOTHING, Verdict.FATAL, "", 1.0), Verdict.FATAL
 
@@ -175,3 +175,5 @@ def test_devices_that_orders_alone_hold_back_are_counted_by_resource():
         unhealthy = gpus.listed(views, {}).unhealthy
         counted = {name: gpus.devices_held_back(each, standings) for name, each in unhealthy.items()}
         assert counted == {"whole": 2, "slices": 1, "well": 0, "mps": left}
+        faulty = {name: gpus.devices_faulty(each, standings) for name, each in unhealthy.items()}
+        assert faulty == {"whole": 1, "slices": 1, "well": 0, "mps": 0}
