@@ -1,11 +1,11 @@
-"""`gpu-plugin explain`: prints the reasons of each GPU's state, their start, and the recovery."""
+"""`gpu-plugin explain`: prints the reasons of each GPU's state, the pods that it affects, and the steps to recover it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
 
 from gpu_plugin.cli.output import (
     PROBLEM_FOUND,
@@ -17,76 +17,78 @@ from gpu_plugin.cli.output import (
     width,
     wrapped,
 )
-from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
-from gpu_plugin.config.times import duration, utc
+from gpu_plugin.cli.running_daemon import find_gpu, gpu_argument, state_dir_option, status_of
+from gpu_plugin.cli.status import problem_lines
+from gpu_plugin.config.times import age, utc
+from gpu_plugin.status.model import STATES, Gpu, Missing, Problem, Status
 
-_GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
+_COLOURS = {"unhealthy": "Unhealthy", "withheld": "attention", "degraded": "degraded", "held-back": "note"}
 
 
 @click.command(
     "explain",
-    help="Why a GPU is in its state, since when, and what would clear it; those that are unfit come first.",
-    epilog="Healthy or Unhealthy is the GPU's state for the kubelet: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
-    "application's own error) and OK (nothing) are Healthy, and pods still get the GPU, unless it says why it is "
-    "withheld: an MPS daemon that is down, or a CDI specification that is not written, say. Exit status 1 where a GPU that was "
-    "asked for is Unhealthy or missing.",
+    help="Why a GPU is in its state, since when, which pods use it, what to do, and when it recovers. Without GPU: all of them.",
+    epilog="GPU is an index, a uuid or how it begins, or a PCI bus id. Exit status 1 if a GPU that was asked for is Unhealthy or "
+    "missing.",
 )
 @state_dir_option
-@gpus_option
+@gpu_argument(required=False)
 @output_options
 def command(state_dir: Path, gpu: str | None, output: str) -> int:
-    """Print the daemon's report of its GPUs."""
-    reply = ask(state_dir, "explain", gpu)
+    """Print the daemon's explanation of its GPUs."""
+    status = status_of(state_dir)
+    asked: Sequence[Gpu | Missing] = (*status.gpus, *status.missing) if gpu is None else (find_gpu(gpu, status),)
     if output in ("json", "yaml"):
-        click.echo(structured(reply, output))
-    elif not reply["gpus"]:
-        click.echo("no GPU is known yet: the driver does not work, or finds none; the daemon's log says which")
+        explained = [
+            {**msgspec.to_builtins(each), "problems": msgspec.to_builtins(_problems(each, status))} for each in asked
+        ]
+        click.echo(structured({"gpus": explained}, output))
+    elif not asked:
+        click.echo("no GPU is known yet: the driver does not work, or finds none; gpu-plugin status has the reason")
     else:
         now, columns = time.time(), width()
-        ranked = sorted(displayable(reply["gpus"]), key=_rank)
-        blocks = ["\n".join(lines(each, now, columns)) for each in ranked if _remarked(each)]
-        others = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not _remarked(each))
-        click.echo("\n\n".join([*blocks, *([others] if others else [])]))
-    return PROBLEM_FOUND if any(each["health"] != "Healthy" for each in reply["gpus"]) else SUCCESS
+        ranked = sorted(asked, key=_rank)
+        blocks = ["\n".join(lines(each, status, now, columns)) for each in ranked]
+        click.echo("\n\n".join(blocks))
+    return PROBLEM_FOUND if any(not isinstance(each, Gpu) or not each.healthy for each in asked) else SUCCESS
 
 
-def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
-    """Yield a GPU's state as text; `now` is Unix time in seconds, `columns` the greatest width of a line."""
-    is_degraded = (gpu["health"], gpu["verdict"]) == ("Healthy", "DEGRADED")
-    verdict = "" if gpu["verdict"] == "OK" else f", {'degraded' if is_degraded else gpu['verdict']}"
-    index = "" if gpu["index"] is None else f" {gpu['index']}"  # a missing GPU has none
-    named = "  ".join(filter(None, (f"GPU{index}", gpu.get("bus_id"), gpu["uuid"], gpu.get("model"))))
-    head = (
-        f"{named}  {coloured(gpu['health'] + verdict, gpu['health'] if gpu['verdict'] != 'DEGRADED' else 'degraded')}"
-    )
-    yield from wrapped(head, "    ", columns)
-    for line in _details(gpu, now):
-        yield from wrapped(line, " " * (12 if line.startswith("    ") else 4), columns)
+def _rank(gpu: Gpu | Missing) -> int:
+    return STATES.index(gpu.state) if isinstance(gpu, Gpu) else -1
 
 
-def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
-    for reason in gpu.get("withheld", ()):
-        yield f"  withheld: {reason}"
-    for notice in gpu.get("notices", ()):
-        yield f"  note: {notice['found']}"
-        yield f"    to do   {notice['remedy']}"
-    for signal in gpu["signals"]:
-        whose = f", MIG device {signal['device']}" if signal.get("device") else ""
-        grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""
-        yield f"  {signal['name']}{grade}: {signal['detail']}"
-        if signal["since"] is not None:
-            yield f"    since   {utc(signal['since'])}, for {duration(now - signal['since'], running=True)}"
-        yield f"    clears  {signal['clears']}"
-        if signal.get("action"):
-            yield f"    to do   {signal['action']}"
+def _problems(gpu: Gpu | Missing, status: Status) -> tuple[Problem, ...]:
+    """Return the problems of a GPU, and those that withhold it."""
+    if isinstance(gpu, Missing):
+        return tuple(each for each in status.problems if each.kind == "missing-gpu" and each.object == gpu.name)
+    withheld = [each for each in status.problems if each.kind == "withheld" and _withholds(each, gpu)]
+    return (*(each for each in status.problems if each.gpu and each.gpu == gpu.uuid), *withheld)
 
 
-def _remarked(gpu: dict[str, Any]) -> bool:
-    """Return True if there is more than one line about the GPU."""
-    return bool(gpu["signals"] or gpu.get("notices"))
+def _withholds(problem: Problem, gpu: Gpu) -> bool:
+    return any(why.startswith(problem.cause) for why in gpu.withheld)
 
 
-def _rank(gpu: dict[str, Any]) -> tuple[bool, int]:
-    """Return the sort key: unfit GPUs first, then worse verdicts first; an unknown verdict of another version comes last."""
-    verdict = gpu["verdict"]
-    return gpu["health"] == "Healthy", _GRAVITY.index(verdict) if verdict in _GRAVITY else len(_GRAVITY)
+def lines(gpu: Gpu | Missing, status: Status, now: float, columns: int | None = None) -> Iterator[str]:
+    """Yield the explanation of a GPU as text; `now` is Unix time in seconds, `columns` the greatest width of a line."""
+    problems = [msgspec.convert(displayable(msgspec.to_builtins(each)), Problem) for each in _problems(gpu, status)]
+    if isinstance(gpu, Missing):
+        yield from wrapped(coloured(displayable(f"{gpu.name} is missing"), "Unhealthy"), "  ", columns)
+    else:
+        since = "" if gpu.since is None else f" since {utc(gpu.since)} ({age(now - gpu.since)})"
+        named = displayable("  ".join(filter(None, (f"GPU {gpu.index}", gpu.bus_id, gpu.uuid, gpu.model))))
+        yield from wrapped(f"{named}  {coloured(gpu.state, _COLOURS.get(gpu.state, 'Healthy'))}{since}", "  ", columns)
+        yield from wrapped(f"  Pods: {_pods(gpu)}", "    ", columns)
+    for problem in problems:
+        yield from problem_lines(problem, now, columns, steps=True)
+    if isinstance(gpu, Gpu):
+        for signal in gpu.signals:
+            detail = displayable(f"  {signal.name} ({signal.verdict}): {signal.detail}")
+            when = "" if signal.since is None else f", {age(now - signal.since)} ago"
+            yield from wrapped(f"{detail}{when}", "    ", columns)
+            if signal.note:
+                yield from wrapped(displayable(f"    Note: {signal.note}"), "    ", columns)
+
+
+def _pods(gpu: Gpu) -> str:
+    return "not known" if gpu.holders is None else displayable(", ".join(gpu.holders)) or "none"

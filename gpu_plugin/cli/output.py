@@ -28,7 +28,7 @@ NO_OUTPUT = 4  # the output could not be written, although the command succeeded
 # Keys whose numbers are Unix times, which are printed in the format of RFC 3339
 TIMES = frozenset({"at", "since", "started"})
 
-_COLOURS = {"Healthy": "green", "Unhealthy": "red", "degraded": "yellow", "attention": "yellow"}
+_COLOURS = {"Healthy": "green", "Unhealthy": "red", "degraded": "yellow", "attention": "yellow", "note": "cyan"}
 
 
 def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,11 +43,11 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "-o",
         "--output",
         "output",
-        type=click.Choice(["text", "json", "yaml"]),
+        type=click.Choice(["text", "wide", "json", "yaml"]),
         default="text",
         show_default=True,
-        metavar="[text|json|yaml]",
-        help="Text for people; JSON or YAML for programs, with times as 2026-11-22T02:40:13.123Z.",
+        metavar="[text|wide|json|yaml]",
+        help="Text for people, with more columns if wide; JSON or YAML for programs, with times as 2026-11-22T02:40:13.123Z.",
     )(short)
 
 

@@ -46,3 +46,11 @@ def duration(seconds: float, *, running: bool = False) -> str:
     first, *rest = parts[:2]
     second = [(count, unit) for count, unit in rest if running or (count and (unit != "s" or first[0] < 10))]
     return " ".join(f"{count} {unit}" for count, unit in (first, *second))
+
+
+def age(seconds: float) -> str:
+    """Return an age in one unit, as kubectl does: `5s`, `3m`, `2h`, `5d`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"

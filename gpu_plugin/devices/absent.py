@@ -80,12 +80,6 @@ def named(gpu: Gpu) -> str:
     return f"GPU {short_bus_id(gpu.pci_bus_id) or gpu.uuid}" + (f" ({more})" if more and gpu.pci_bus_id else "")
 
 
-def remedy(uuid: str) -> str:
-    """Return the action for a missing GPU, for people; `uuid` is empty if only its bus id is known."""
-    found = "look for its bus id in the kernel's log; reset the GPU, reboot the node or have the GPU serviced"
-    return f"{found}; if it was removed for good: gpu-plugin uncordon --gpu {uuid} --override" if uuid else found
-
-
 def held_for_guest(driver: str) -> bool:
     """Return True if a kernel driver of this name holds a GPU for a virtual machine."""
     return any(part in driver for part in _GIVEN_AWAY)
