@@ -42,9 +42,10 @@ def gpu_argument(*, required: bool) -> Callable[[Callable[..., Any]], Callable[.
 
 def _complete_gpu(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the indices and uuids of the GPUs that begin so; none if no daemon answers soon."""
+    state_dir = context.params.get("state_dir") or Path(STATE_DIR)
     try:
-        gpus = status_of(context.params.get("state_dir") or Path(STATE_DIR), patience=COMPLETED_WITHIN).gpus
-    except click.ClickException:
+        gpus = msgspec.convert(control.request(state_dir, "status", patience=COMPLETED_WITHIN), Status).gpus
+    except (control.ControlError, msgspec.ValidationError):
         return []
     names = [(str(gpu.index), gpu.model) for gpu in gpus] + [(gpu.uuid, f"GPU {gpu.index}") for gpu in gpus if begun]
     return [CompletionItem(name, help=about) for name, about in names if name.startswith(begun)]
@@ -64,7 +65,6 @@ def ask(
     *,
     unknown_verb: click.ClickException | None = None,
     hint: str = "",
-    patience: float = control.PATIENCE,
 ) -> dict[str, Any]:
     """Return the daemon's reply about a GPU, or about all GPUs (None). `hint` ends the message if it does not answer or refuses.
 
@@ -77,7 +77,7 @@ def ask(
     if gpu is not None:
         asked["gpu"] = int(gpu) if gpu.isdecimal() and gpu.isascii() and len(gpu) < 6 else gpu
     try:
-        return control.request(state_dir, verb, patience=patience, **asked)
+        return control.request(state_dir, verb, **asked)
     except control.UnknownVerbError as error:
         raise unknown_verb or NoDaemon(f"the running daemon is of another version: {error}") from None
     except control.NoDaemonError as error:
@@ -88,14 +88,14 @@ def ask(
         raise click.ClickException(f"{error}{hint}") from None
 
 
-def status_of(state_dir: Path, *, patience: float = control.PATIENCE) -> Status:
-    """Return the daemon's status, after `patience` seconds at most.
+def status_of(state_dir: Path) -> Status:
+    """Return the daemon's status.
 
     Raises:
         NoDaemon: no daemon answers, or its status is of another version.
         ClickException: the daemon refuses.
     """
-    reply = ask(state_dir, "status", patience=patience)
+    reply = ask(state_dir, "status")
     try:
         return msgspec.convert(reply, Status)
     except msgspec.ValidationError as error:

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from anyio import to_thread
@@ -19,6 +20,7 @@ from gpu_plugin.cli.doctor import lines
 from gpu_plugin.doctor.checks import CHECKS
 from gpu_plugin.doctor.finding import failed, note, ok, skipped, warning
 from gpu_plugin.runtime import control
+from gpu_plugin.status.model import Configuration
 from tests.unit.doctor.made_up import status
 
 FOUND = [
@@ -151,7 +153,9 @@ def test_a_configuration_that_is_refused_is_a_finding(short_path, capsys):
 def test_the_file_that_the_nodes_label_names_is_the_daemons(short_path, capsys, monkeypatch):
     file = short_path / "chosen.yaml"
     file.write_text("version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n")
-    monkeypatch.setattr(control, "request", lambda *_: status(configuration={"file": str(file)}))
+    monkeypatch.setattr(
+        control, "request", lambda *_: msgspec.to_builtins(status(configuration=Configuration(file=str(file))))
+    )
     main(arguments(short_path, "--config-file-srcdir", str(short_path), "--node-name", "n", "-o", "json"))
     found = {each["check"]: each["found"] for each in json.loads(capsys.readouterr().out)["findings"]}
     assert found["configuration"] == f"{file} can be used"
@@ -160,7 +164,7 @@ def test_the_file_that_the_nodes_label_names_is_the_daemons(short_path, capsys, 
 
 @pytest.mark.parametrize("answered", [None, [], "a.yaml", {"file": None}, {"file": 3}, {}])
 def test_a_daemon_that_says_otherwise_which_file_the_label_names_says_none(short_path, capsys, monkeypatch, answered):
-    monkeypatch.setattr(control, "request", lambda *_: status(configuration=answered))
+    monkeypatch.setattr(control, "request", lambda *_: {**msgspec.to_builtins(status()), "configuration": answered})
     main(arguments(short_path, "--config-file-srcdir", str(short_path), "--node-name", "n", "-o", "json"))
     found = {each["check"]: each["found"] for each in json.loads(capsys.readouterr().out)["findings"]}
     assert "no daemon says which" in found["configuration"]

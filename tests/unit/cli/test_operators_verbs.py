@@ -4,53 +4,45 @@ import json
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from gpu_plugin import cli
 from gpu_plugin.cli.explain import lines
+from gpu_plugin.cli.running_daemon import gpu_argument
+from gpu_plugin.health.explain import Remedy
 from gpu_plugin.runtime import control
+from gpu_plugin.status import model
+from gpu_plugin.status.model import Status
+from tests.unit.cli.test_status import complete
+from tests.unit.status.sample import gpu, signal
 
-NOW = 1_800_000_000.0
-SICK: dict[str, Any] = {
-    "index": 3,
-    "uuid": "GPU-3",
-    "health": "Unhealthy",
-    "verdict": "FATAL",
-    "signals": [
-        {
-            "name": "xid",
-            "detail": "Xid 79 (GPU has fallen off the bus)",
-            "since": NOW - 7500,
-            "clears": "a boot of the node",
-            "verdict": "FATAL",
-            "action": "drain the node and reboot it",
-            "device": "MIG-1",
-        },
-        {
-            "name": "unreadable",
-            "detail": "it does not answer",
-            "since": None,
-            "clears": "an answer",
-            "verdict": "FATAL",
-        },
-    ],
-}
-SOUND = {"index": 0, "uuid": "GPU-0", "health": "Healthy", "verdict": "OK", "signals": []}
+NOW = 3900.0
+XID = replace(
+    signal("Xid 79 (GPU has fallen off the bus)", "FATAL", xid=79, recovers="the node was rebooted"),
+    remedy=Remedy.REBOOT,
+    note="A note.",
+)
+LOST = gpu(3, state="unhealthy", healthy=False, verdict="FATAL", since=3600.0, signals=(XID,), holders=("d/a", "d/b"))
+AWAY = model.Missing(name="GPU 0000:61:00.0 (GPU-away)", why="it is gone", bus_id="0000:61:00.0", uuid="GPU-away")
+STATUS = complete(gpus=(gpu(0, holders=()), LOST, gpu(4, holders=("d/c",)), gpu(5)), missing=(AWAY,))
 
 
 class Daemon:
-    """The requests to a daemon, and its answer."""
+    """The requests to a daemon, and its answers."""
 
     def __init__(self):
         self.asked: list[tuple[str, str, dict[str, object]]] = []
-        self.answer: dict[str, object] | control.ControlError = {"done": "done so."}
+        self.status: Status = STATUS
+        self.error: control.ControlError | None = None
 
-    def request(self, state_dir, verb, **fields):
+    def request(self, state_dir, verb, *, patience=0.0, **fields):
         self.asked.append((str(state_dir), verb, fields))
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+        if self.error is not None:
+            raise self.error
+        return json.loads(msgspec.json.encode(self.status)) if verb == "status" else {"done": "done so."}
 
 
 @pytest.fixture
@@ -69,126 +61,148 @@ def run(verb, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "fields"),
     [
-        (("cordon", "--gpu", "4"), {"gpu": 4}),
-        (("cordon", "--gpu", "GPU-1"), {"gpu": "GPU-1"}),
-        (("uncordon", "--gpu", "4"), {"gpu": 4, "override": False}),
-        (("uncordon", "--gpu", "4", "--override"), {"gpu": 4, "override": True}),
-        (("release",), {}),
-        (("release", "--gpu", "0"), {"gpu": 0}),
-        (("resume",), {}),
-        (("resume", "--gpu", "GPU-1"), {"gpu": "GPU-1"}),
-        (("cordon", "--gpu", "1b:00.0", "--reason", "fan is loud"), {"gpu": "1b:00.0", "reason": "fan is loud"}),
+        (("cordon", "4"), {"gpu": 4}),
+        (("cordon", "GPU-4"), {"gpu": "GPU-4"}),
+        (("uncordon", "4"), {"gpu": 4, "override": False}),
+        (("uncordon", "4", "--override"), {"gpu": 4, "override": True}),
+        (("release", "--all"), {}),
+        (("release", "0"), {"gpu": 0}),
+        (("resume", "--all"), {}),
+        (("resume", "GPU-1"), {"gpu": "GPU-1"}),
+        (("cordon", "14:00.0", "--reason", "fan is loud"), {"gpu": "14:00.0", "reason": "fan is loud"}),
     ],
 )
 def test_an_order_reaches_the_daemon_and_its_answer_people(daemon, arguments, fields):
     result = run(*arguments)
-    assert (result.exit_code, result.output) == (0, "done so.\n")
-    assert daemon.asked == [("/state", arguments[0], fields)]
+    assert result.exit_code == 0
+    assert result.output.startswith("done so.\n")
+    assert daemon.asked[0] == ("/state", arguments[0], fields)
 
 
 @pytest.mark.parametrize("verb", ["cordon", "uncordon"])
-def test_which_gpu_must_be_said(daemon, verb):
-    result = run(verb)
+def test_an_order_for_one_gpu_is_given_for_each_gpu_with_all(daemon, verb):
+    assert run(verb, "--all").exit_code == 0
+    ordered = [fields["gpu"] for _, asked, fields in daemon.asked if asked == verb]
+    assert ordered == ["GPU-0", "GPU-3", "GPU-4", "GPU-5"]
+
+
+@pytest.mark.parametrize("verb", ["cordon", "uncordon", "release", "resume"])
+@pytest.mark.parametrize("arguments", [(), ("3", "--all")])
+def test_either_a_gpu_or_all_must_be_said(daemon, verb, arguments):
+    result = run(verb, *arguments)
     assert (result.exit_code, daemon.asked) == (2, [])
-    assert "--gpu" in result.output
+    assert "--all" in result.output
+
+
+@pytest.mark.parametrize("verb", ["cordon", "release"])
+@pytest.mark.parametrize(
+    ("name", "held", "free"), [("3", ["d/a", "d/b"], ["d/c"]), ("0", [], ["held"]), ("5", ["not known"], [])]
+)
+def test_the_pods_that_hold_the_gpu_are_listed(daemon, verb, name, held, free):
+    said = run(verb, name).output
+    assert all(each in said for each in held)
+    assert not [each for each in free if each in said]
 
 
 @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume", "status"])
 def test_a_refusal_is_one_sentence_and_a_failure(daemon, verb, capsys):
-    daemon.answer = control.ControlError("GPU 9: no GPU of this node has this index")
-    gpu = [] if verb == "status" else ["--gpu", "9"]
-    assert cli.main([verb, "--state-dir", "/state", *gpu]) == 1
+    daemon.error = control.ControlError("this daemon waits for another daemon")
+    assert cli.main([verb, "--state-dir", "/state", *([] if verb == "status" else ["3"])]) == 1
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "gpu-plugin: GPU 9: no GPU of this node has this index\n")
+    assert (shown.out, shown.err) == ("", "gpu-plugin: this daemon waits for another daemon\n")
 
 
 def test_a_daemon_that_has_no_such_verb_is_called_another_version(daemon):
-    daemon.answer = control.UnknownVerbError("this daemon has no verb cordon; it has: status")
-    result = run("cordon", "--gpu", "0")
+    daemon.error = control.UnknownVerbError("this daemon has no verb cordon; it has: status")
+    result = run("cordon", "0")
     assert result.exit_code == 3
     assert "the running daemon is of another version" in result.output
 
 
+def completed(begun: str) -> list[str]:
+    command = click.command("verb")(gpu_argument(required=False)(lambda **_: None))
+    parameter = next(each for each in command.params if each.name == "gpu")
+    return [item.value for item in parameter.shell_complete(click.Context(command), begun)]
+
+
+def test_gpus_are_completed_by_index_and_uuid_and_without_a_daemon_there_is_none(daemon):
+    assert completed("") == ["0", "3", "4", "5"]
+    assert completed("GPU-") == ["GPU-0", "GPU-3", "GPU-4", "GPU-5"]
+    daemon.error = control.NoDaemonError("no daemon answers")
+    assert completed("") == []
+
+
 class TestExplain:
-    def test_json_is_what_the_daemon_said(self, daemon):
-        daemon.answer = {"gpus": [SOUND, SICK]}
-        result = run("explain", "--json", "--gpu", "3")
-        sick = {**SICK, "signals": [{**SICK["signals"][0], "since": "2027-01-15T05:55:00.000Z"}, SICK["signals"][1]]}
-        assert json.loads(result.output) == {"gpus": [SOUND, sick]}
-        assert daemon.asked == [("/state", "explain", {"gpu": 3})]
+    @pytest.mark.parametrize("name", ["3", "GPU-3", "gpu-3", "0000:13:00.0", "13:00.0"])
+    def test_a_gpu_is_named_by_index_uuid_and_bus_id(self, daemon, name):
+        result = run("explain", name, "--json")
+        (given,) = json.loads(result.output)["gpus"]
+        assert given["index"] == 3
+        assert [each["kind"] for each in given["problems"]] == ["gpu-xid"]
+        assert daemon.asked == [("/state", "status", {})]
 
-    def test_text_has_a_block_for_each_gpu_that_something_is_held_against_and_a_line_for_others(self, daemon):
-        daemon.answer = {"gpus": [SOUND, SICK, {**SOUND, "index": 7, "uuid": "GPU-7"}]}
-        result = run("explain")
-        first, second = result.output.split("\n\n")
-        assert second == "GPU 0  GPU-0  Healthy\nGPU 7  GPU-7  Healthy\n"
-        assert first.startswith("GPU 3  GPU-3  Unhealthy, FATAL\n  xid (FATAL, MIG device MIG-1): Xid 79 (")
+    @pytest.mark.parametrize("name", ["99", "GPU-9", "nobody", ""])
+    def test_an_unknown_name_is_bad_usage(self, daemon, name):
+        assert run("explain", name).exit_code == 2
 
-    def test_the_unfit_come_first_and_then_the_worse(self, daemon):
-        mild = SICK["signals"]
-        daemon.answer = {
-            "gpus": [
-                SOUND,
-                {**SICK, "index": 1, "health": "Healthy", "verdict": "APP", "signals": mild},
-                {**SICK, "index": 2, "health": "Healthy", "verdict": "DEGRADED", "signals": mild},
-                {**SICK, "index": 4, "health": "Healthy", "verdict": "FATAL", "signals": mild},  # a MIG device of it
-                SICK,
-                {**SICK, "index": 5, "health": "Healthy", "verdict": "UNHEARD-OF", "signals": mild},
-            ]
-        }
-        heads = [line for line in run("explain").output.splitlines() if line.startswith("GPU ")]
-        assert [line.split()[1] for line in heads] == ["3", "4", "2", "1", "5", "0"]
-        assert heads[2].endswith("  Healthy, degraded")
+    def test_a_mig_device_is_refused_with_the_gpus_name(self, daemon):
+        device = model.Devices(resource="r", id="MIG-1", kind="mig", index="0:1")
+        daemon.status = complete(gpus=(gpu(7, devices=(device,)),))
+        result = run("explain", "MIG-1")
+        assert result.exit_code == 2
+        assert "GPU 7" in result.output
 
-    def test_a_signal_says_since_when_what_clears_it_and_what_to_do(self):
-        assert list(lines(SICK, NOW))[1:] == [
-            "  xid (FATAL, MIG device MIG-1): Xid 79 (GPU has fallen off the bus)",
-            "    since   2027-01-15 05:55:00 UTC, for 2 h 5 min",
-            "    clears  a boot of the node",
-            "    to do   drain the node and reboot it",
-            "  unreadable (FATAL): it does not answer",
-            "    clears  an answer",
+    def test_an_index_of_two_gpus_is_refused(self, daemon):
+        daemon.status = complete(gpus=(gpu(7), replace(gpu(7), uuid="GPU-late")))
+        assert run("explain", "7").exit_code == 2
+        assert run("explain", "GPU-late").exit_code == 0
+
+    def test_a_gpu_has_its_pods_causes_steps_and_recovery(self):
+        text = list(lines(LOST, STATUS, NOW))
+        assert "unhealthy" in text[0]
+        assert "5m" in text[0]
+        assert any("d/a, d/b" in line for line in text)
+        assert any("Recovers when the node was rebooted" in line for line in text)
+        assert any("A note." in line for line in text)
+        commands = [line.strip() for line in text if line.strip().startswith("kubectl")]
+        assert commands == [
+            "kubectl cordon node-1",
+            "kubectl drain node-1 --ignore-daemonsets --delete-emptydir-data",
+            "kubectl uncordon node-1",
         ]
 
-    def test_an_unhealthy_gpu_is_exit_status_1(self, daemon):
-        daemon.answer = {"gpus": [SOUND]}
-        assert cli.main(["explain", "--state-dir", "/state"]) == 0
-        daemon.answer = {"gpus": [SOUND, SICK]}
+    def test_a_withheld_gpu_has_the_cause(self):
+        status = complete(gpus=(gpu(0, state="withheld", withheld=("its MPS daemon is down; to do: start it",)),))
+        text = " ".join(lines(status.gpus[0], status, NOW))
+        assert "its MPS daemon is down" in text
+        assert "Start it" in text
+
+    def test_the_missing_and_the_unfit_come_first(self, daemon):
+        shown = run("explain").output
+        places = [shown.index(each) for each in ("GPU-away", "GPU-3", "GPU-0")]
+        assert places == sorted(places)
+
+    @pytest.mark.parametrize("name", ["61:00.0", "GPU-away", "GPU-aw"])
+    def test_a_missing_gpu_has_its_reason_and_is_exit_status_1(self, daemon, name):
+        assert "it is gone" in run("explain", name).output
+        assert cli.main(["explain", "--state-dir", "/state", name]) == 1
+
+    def test_a_healthy_gpu_is_exit_status_0_and_an_unhealthy_one_1(self, daemon):
+        assert cli.main(["explain", "--state-dir", "/state", "0"]) == 0
         assert cli.main(["explain", "--state-dir", "/state"]) == 1
 
-    def test_a_missing_gpu_is_named_without_an_index_and_is_exit_status_1(self, daemon, capsys):
-        signal = {"name": "missing", "detail": "it is gone", "since": None, "clears": "an answer", "verdict": "FATAL"}
-        missing = {**SICK, "index": None, "bus_id": "0000:61:00.0", "health": "Missing", "signals": [signal]}
-        daemon.answer = {"gpus": [missing]}
-        assert cli.main(["explain", "--state-dir", "/state", "--gpu", "61:00.0"]) == 1
-        shown = capsys.readouterr().out
-        assert shown.startswith("GPU  0000:61:00.0  GPU-3  Missing")
-        assert "missing (FATAL): it is gone" in shown
-
-    def test_a_gpu_is_named_by_index_bus_id_uuid_and_model(self, daemon):
-        daemon.answer = {"gpus": [{**SOUND, "bus_id": "0000:1b:00.0", "model": "NVIDIA H100"}]}
-        assert run("explain").output == "GPU 0  0000:1b:00.0  GPU-0  NVIDIA H100  Healthy\n"
-
-    def test_lines_are_no_longer_than_the_terminal_is_wide(self):
-        shown = list(lines(SICK, NOW, 40))
-        assert max(map(len, shown)) <= 41
-        assert "".join(shown).replace(" ", "") == "".join(lines(SICK, NOW)).replace(" ", "")
+    @pytest.mark.parametrize("columns", [40, 60, 80])
+    def test_lines_are_no_longer_than_the_terminal_is_wide_except_commands(self, columns):
+        commands = {step.command for each in STATUS.problems for step in each.steps}
+        for each in STATUS.gpus:
+            text: list[str] = [line for line in lines(each, STATUS, NOW, columns) if line.strip() not in commands]
+            assert [line for line in text if len(line) > columns] == []
 
     def test_where_no_gpu_is_known_it_says_so(self, daemon):
-        daemon.answer = {"gpus": []}
+        daemon.status = complete(gpus=(), missing=())
         assert "no GPU is known yet" in run("explain").output
 
 
-def test_the_head_of_an_explanation_fits_the_terminal_too():
-    gpu = {
-        "index": 3,
-        "bus_id": "0000:3b:00.0",
-        "uuid": "GPU-8c155fe2-a352-5347-a8e7-4832f196f7d1",
-        "model": "NVIDIA H100 80GB HBM3",
-        "health": "Healthy",
-        "verdict": "OK",
-        "signals": [],
-    }
-    shown = list(lines(gpu, 0.0, 60))
-    assert max(map(len, shown)) <= 60
-    assert shown[-1].endswith("Healthy")
+def test_every_problem_of_a_gpu_is_explained() -> None:
+    shown: Any = "\n".join(lines(LOST, STATUS, NOW))
+    assert all(each.title in shown for each in STATUS.problems if each.gpu == LOST.uuid)
