@@ -299,7 +299,7 @@ class TestRunningDaemon:
         assert "note       the kubelet would not offer GPUs 2-3 (cordoned)" in out.splitlines()
         assert "left out" not in out
         assert "note" not in ask("--size", 2, "--available", "0-1")[1]
-        for given, left, each in (("0-3", [], [2, 3]), ("0-1", [], []), ("", [2, 3, 4, 7], [])):
+        for given, left, kept in (("0-3", [], [2, 3]), ("0-1", [], []), ("", [2, 3, 4, 7], [])):
             answer = asked("--size", 2, *(["--available", given] if given else []))
             assert [each["index"] for each in answer["left_out"]] == left
             assert [each["index"] for each in answer["not_offered"]] == offered
