@@ -302,7 +302,7 @@ class TestRunningDaemon:
         for given, left, kept in (("0-3", [], [2, 3]), ("0-1", [], []), ("", [2, 3, 4, 7], [])):
             answer = asked("--size", 2, *(["--available", given] if given else []))
             assert [each["index"] for each in answer["left_out"]] == left
-            assert [each["index"] for each in answer["not_offered"]] == offered
+            assert [each["index"] for each in answer["not_offered"]] == kept
         assert asked("--size", 2, "--taken", "0,3")["available"] == [1, 5, 6]
         status, _, err = ask("--size", 2, "--available", "5-7")
         assert (status, f"--available: 7: nothing there has this index; {GPUS} has GPUs 0-6\n" in err) == (2, True)
