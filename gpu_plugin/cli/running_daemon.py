@@ -73,7 +73,7 @@ def ask(
         UsageError: the request is invalid, such as for a GPU that the node does not have.
         ClickException: the daemon refuses; the message is its reason.
     """
-    asked = dict(fields or {})
+    asked: dict[str, Any] = dict(fields or {})
     if gpu is not None:
         asked["gpu"] = int(gpu) if gpu.isdecimal() and gpu.isascii() and len(gpu) < 6 else gpu
     try:

@@ -1,6 +1,5 @@
 """A daemon whose state directory does not answer when it starts: registration and signals do not wait for it."""
 
-import json
 import signal
 from math import inf
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Starts the HTTP listener of the daemon as soon as its address is known, even before there is anything to serve."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpu_plugin.status.model import Status
     from gpu_plugin.telemetry.listener.checks import Facts
     from gpu_plugin.telemetry.listener.probes import Probes
-    from gpu_plugin.telemetry.listener.status_page import Source, StatusPage
+    from gpu_plugin.telemetry.listener.status_page import StatusPage
     from gpu_plugin.telemetry.metrics.families import Held
 
 
@@ -26,8 +26,17 @@ class ServedDaemon(Protocol):
     async def scraped(self) -> "tuple[Status, Iterable[Held]]":
         """The status for a scrape, and the devices that containers hold."""
 
-    def page(self) -> "Source":
-        """The source of the status page."""
+    def page_is_on(self) -> bool:
+        """Whether the status page is enabled now."""
+
+    def page_names(self) -> Collection[str]:
+        """The names under which the status page may be shown."""
+
+    async def page_status(self) -> "Status":
+        """The status for the status page."""
+
+    def links_picture(self) -> str:
+        """The picture of the links as SVG."""
 
 
 class Listener:
@@ -53,15 +62,13 @@ class Listener:
         probes = self._probes = Probes(facts)
         page = self._page = StatusPage(lambda: probes.facts().awaited or "the daemon is starting")
         most = sockets.connections(sockets.allowed())
-        limits = Limits(connections=most, streams=max(1, most // 4))
-        server = Server(*host_and_port(address), {**probes.pages, **page.pages}, limits)
-        self._tasks.start_soon(self._run, probes, page, server.run)
+        server = Server(*host_and_port(address), {**probes.pages, **page.pages}, Limits(connections=most))
+        self._tasks.start_soon(self._run, probes, server.run)
 
-    async def _run(self, probes: "Probes", page: "StatusPage", serve: Callable[[], Any]) -> None:
+    async def _run(self, probes: "Probes", serve: Callable[[], Any]) -> None:
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(probes.beat)
-                tasks.start_soon(forever, "the status page", page.run)
                 tasks.start_soon(forever, "the listener for probes and metrics", serve)
 
     def ask(
@@ -71,7 +78,7 @@ class Listener:
         """Use the daemon's facts for probes, its status for scrapes, and its content for the status page."""
         if self._probes is not None and self._page is not None:
             self._probes.facts, self._probes.status = daemon.facts, daemon.scraped
-            self._page.source = daemon.page()
+            self._page.source = daemon
 
     def stop(self) -> None:
         """Close the listening sockets and all connections."""

@@ -3,8 +3,6 @@
 Clients may be slow, broken or hostile, and must not affect other clients. Each connection has one request. Its bytes and the
 time of each step are limited, and so is the number of connections. Beyond that number, the least busy connection is closed,
 but not a young connection whose request may be on its way. So probes are answered even with very many connections.
-Streams have a lower limit and are closed early. A stream's first chunk is sent before, so that a client that reconnects gets
-the newest content.
 """
 
 import asyncio
@@ -15,7 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from enum import IntEnum
 from http import HTTPStatus
 from operator import attrgetter
@@ -31,7 +29,7 @@ from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
-from gpu_plugin.telemetry.listener.answer import EVENT_STREAM, Answer, Headers, Page, Request, Stream
+from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request
 from gpu_plugin.telemetry.listener.sockets import Lookup, listen
 
 log = logging.getLogger(__name__)
@@ -58,11 +56,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Seconds: `head` for receiving a request's head, `answer` for making the answer, `send` for sending it to the client, and
     `goodbye` for the client to close the connection. `head_bytes` and `discarded_bytes` limit the bytes read of a head, and
-    after it. `connections` is the largest number of connections, and `streams` of streams among them. `buffer` is the number
-    of bytes of a stream that the kernel keeps for a client that does not read, and `gone` the number of seconds without
-    acknowledgement of them. A connection is not closed to make room in its first `grace` seconds. `pause` is the time before
-    the next accept if there are no descriptors, which is logged as an error if it last happened more than `episode` seconds
-    ago.
+    after it. `connections` is the largest number of connections. A connection is not closed to make room in its first `grace`
+    seconds. `pause` is the time before the next accept if there are no descriptors, which is logged as an error if it last
+    happened more than `episode` seconds ago.
     """
 
     head: float = 5.0
@@ -72,9 +68,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     head_bytes: int = 8192
     discarded_bytes: int = 65536
     connections: int = 32
-    streams: int = 8
-    buffer: int = 65536
-    gone: float = 20.0
     grace: float = 0.05
     pause: float = 1.0
     episode: float = 60.0
@@ -84,9 +77,8 @@ class Stage(IntEnum):
     """The state of a connection. Lower values are closed first to make room."""
 
     ANSWERED = 0
-    STREAMING = 1
-    ASKING = 2
-    ANSWERING = 3
+    ASKING = 1
+    ANSWERING = 2
 
 
 class _Visit(msgspec.Struct, eq=False):
@@ -95,7 +87,6 @@ class _Visit(msgspec.Struct, eq=False):
     connection: socket.socket
     since: float
     stage: Stage = Stage.ASKING
-    streams: bool = False
     scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
 
 
@@ -184,7 +175,7 @@ class Server:
             left = least.since + self._limits.grace - anyio.current_time()
             if least.stage < Stage.ASKING or left <= 0:
                 del self._visits[least]
-                if least.stage in (Stage.STREAMING, Stage.ANSWERING):
+                if least.stage is Stage.ANSWERING:
                     _reset(least.connection)
                 least.scope.cancel()
                 return
@@ -218,13 +209,7 @@ class Server:
             else:
                 visit.stage = Stage.ANSWERING
                 method = request.method
-                made = await self._answer(request)
-                if isinstance(made, Stream):
-                    made = self._room_for_stream(visit, made)
-                if isinstance(made, Stream):
-                    await self._stream(visit, protocol, made, method)
-                    return
-                answer = made
+                answer = await self._answer(request)
         except h11.RemoteProtocolError as error:
             answer = Answer(error.error_status_hint, f"{error}\n")
         visit.stage = Stage.ANSWERING
@@ -232,7 +217,7 @@ class Server:
             visit.stage = Stage.ANSWERED
             await self._wait_for_hang_up(connection)
 
-    async def _answer(self, request: h11.Request) -> Answer | Stream:
+    async def _answer(self, request: h11.Request) -> Answer:
         if request.http_version not in {b"1.0", b"1.1"}:
             return Answer(505, "only HTTP/1.0 and HTTP/1.1 are supported\n")
         path = _path(request.target)
@@ -249,47 +234,11 @@ class Server:
                 return Answer(500, "internal error: the daemon's log has the details\n")
         return Answer(503, f"no answer within {self._limits.answer:g} s\n")
 
-    def _room_for_stream(self, visit: _Visit, stream: Stream) -> Answer | Stream:
-        """Return the stream, or an error if there are too many streams."""
-        if sum(other.streams for other in self._visits) >= self._limits.streams:
-            text = f"too many status pages are open, at most {self._limits.streams} are updated; try again later\n"
-            return Answer(503, text, headers=(("Retry-After", "10"),))
-        visit.streams = True
-        return stream
-
-    async def _stream(self, visit: _Visit, protocol: h11.Connection, stream: Stream, method: bytes) -> None:
-        """Send a stream until it or the client ends."""
-        connection = visit.connection
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.buffer)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._limits.gone * 1000))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        headers = _headers(EVENT_STREAM, stream.headers)
-        head = protocol.send(h11.Response(status_code=200, headers=headers, reason="OK")) or b""
-        if method == b"HEAD":
-            await self._sent(connection, head)
-            return
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(
-                self._discard, connection, tasks.cancel_scope
-            )  # ends the stream if the client hangs up, or sends too many bytes
-            async with aclosing(stream.chunks()) as chunks:
-                async for chunk in chunks:
-                    # Send the chunk itself: a copy for each reader would need megabytes.
-                    pieces = [head, *(protocol.send_with_data_passthrough(h11.Data(data=chunk)) or ())]
-                    if not await self._sent(connection, *filter(None, pieces)):
-                        break
-                    head = b""
-                    visit.stage = Stage.STREAMING
-                else:
-                    await self._sent(connection, protocol.send(h11.EndOfMessage()) or b"")
-            tasks.cancel_scope.cancel()
-
-    async def _sent(self, connection: socket.socket, *pieces: bytes) -> bool:
+    async def _sent(self, connection: socket.socket, answer: bytes) -> bool:
         """Return whether the client received these bytes in time. If not, the connection is reset."""
         with anyio.move_on_after(self._limits.send) as patience:
             try:
-                for piece in pieces:
-                    await asyncio.get_running_loop().sock_sendall(connection, piece)
+                await asyncio.get_running_loop().sock_sendall(connection, answer)
             except OSError as error:
                 log.debug("a client of probes and metrics left: %s", error)
                 return False

@@ -12,9 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.telemetry.listener import server, sockets
-from gpu_plugin.telemetry.listener.answer import Answer, Stream
+from gpu_plugin.telemetry.listener.answer import Answer
 from gpu_plugin.telemetry.listener.server import Limits, Server
 from gpu_plugin.telemetry.listener.sockets import Lookup, listen
 from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS
@@ -43,39 +42,6 @@ async def _broken(_):
     raise RuntimeError("it fell over")
 
 
-class Ticker:
-    """A stream that sends a number after each `tick`, and counts its readers."""
-
-    def __init__(self):
-        self.number, self.size, self.readers, self.sent = 0, 0, 0, 0
-        self._news = Pulse()
-
-    def tick(self, size=0):
-        self.number, self.size = self.number + 1, size
-        self._news.ring()
-
-    async def page(self, request):
-        return Stream(self._chunks, headers=(("X-Path", request.path),))
-
-    async def _chunks(self):
-        self.readers += 1
-        try:
-            while True:
-                yield b"data: %d%s\n\n" % (self.number, b"x" * self.size)
-                self.sent += 1
-                await self._news.wait()
-        finally:
-            self.readers -= 1
-
-
-async def _failing(_):
-    async def chunks():
-        yield b"data: 0\n\n"
-        raise RuntimeError("the stream fell over")
-
-    return Stream(chunks)
-
-
 async def _unchanged(request):
     return Answer(304, "", headers=(("ETag", request.headers["if-none-match"]), ("X-Several", request.headers["x"])))
 
@@ -85,7 +51,6 @@ PAGES = {
     "/large": _large,
     "/slow": _slow,
     "/broken": _broken,
-    "/failing": _failing,
     "/same": _unchanged,
 }
 
@@ -582,176 +547,6 @@ async def test_a_server_waits_for_a_hanging_resolver(monkeypatch, caplog):
         over.set()
         await until(lambda: "Name or service not known" in caplog.text)
         tasks.cancel_scope.cancel()
-
-
-STREAM = b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-async def subscribed(port, request=STREAM):
-    """Request the stream and read its first chunk. Returns (reader, writer, head)."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    writer.write(request)
-    with anyio.fail_after(20):
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 OK"), head
-        await reader.readuntil(b"\n\n")
-    return reader, writer, head
-
-
-async def told(reader):
-    with anyio.fail_after(20):
-        return (await reader.readuntil(b"\n\n")).partition(b"data: ")[2].strip()
-
-
-async def test_all_readers_get_the_chunks_of_a_stream():
-    ticker = Ticker()
-    async with serving(more={"/stream": ticker.page}) as (_, port):
-        clients = [await subscribed(port) for _ in range(3)]
-        head_ = clients[0][2].decode()
-        assert "Content-Type: text/event-stream; charset=utf-8\r\n" in head_
-        assert "Transfer-Encoding: chunked\r\n" in head_
-        assert "X-Path: /stream\r\n" in head_
-        await until(lambda: ticker.sent == 3)
-        ticker.tick()
-        assert [await told(reader) for reader, _, _ in clients] == [b"1"] * 3
-        for _, writer, _ in clients:
-            writer.close()
-        await until(lambda: not ticker.readers)
-
-
-async def test_a_stream_to_a_client_of_http_1_0_has_no_chunks():
-    ticker = Ticker()
-    async with serving(more={"/stream": ticker.page}) as (_, port):
-        reader, writer, head_ = await subscribed(port, b"GET /stream HTTP/1.0\r\n\r\n")
-        assert b"chunked" not in head_
-        await until(lambda: ticker.sent == 1)
-        ticker.tick()
-        with anyio.fail_after(20):
-            assert await reader.readuntil(b"\n\n") == b"data: 1\n\n"
-        writer.transport.abort()
-        await until(lambda: not ticker.readers)
-
-
-async def test_a_head_request_for_a_stream_has_no_body():
-    ticker = Ticker()
-    async with serving(more={"/stream": ticker.page}) as (_, port):
-        answer = await ask(port, STREAM.replace(b"GET", b"HEAD"))
-        assert head(answer)[0] == "HTTP/1.1 200 OK"
-        assert not body(answer)
-        assert not ticker.sent
-
-
-async def test_streams_are_limited():
-    ticker = Ticker()
-    async with serving(Limits(streams=2), more={"/stream": ticker.page}) as (_, port):
-        clients = [await subscribed(port) for _ in range(2)]
-        refused = await ask(port, STREAM)
-        assert head(refused)[0] == "HTTP/1.1 503 Service Unavailable"
-        assert "Retry-After: 10" in head(refused)
-        assert body(refused).startswith("too many status pages are open, at most 2 ")
-        clients[0][1].transport.abort()
-        await until(lambda: ticker.readers == 1)
-        _, writer, _ = await subscribed(port)
-        for each in (writer, clients[1][1]):
-            each.transport.abort()
-        await until(lambda: not ticker.readers)
-
-
-async def test_a_reader_that_stops_reading_is_reset_and_delays_no_other_reader():
-    ticker = Ticker()
-    limits = Limits(send=1)
-    async with serving(limits, more={"/stream": ticker.page}) as (made, port):
-        stopped = socket.socket()
-        stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stopped.connect(("127.0.0.1", port))
-        stopped.sendall(STREAM)
-        await until(lambda: ticker.sent == 1)
-        reader, writer, _ = await subscribed(port)
-        await until(lambda: ticker.sent == 2)
-        ticker.tick(2**19)
-        with anyio.fail_after(5):
-            assert len(await told(reader)) == 2**19 + 1  # at once
-        await until(lambda: len(made._visits) == 1)
-        with pytest.raises(ConnectionResetError):  # noqa: PT012 - what was sent before can be read
-            while stopped.recv(2**16):
-                pass
-        stopped.close()
-        writer.transport.abort()
-        await until(lambda: not ticker.readers)
-
-
-async def test_a_reader_that_leaves_is_detected_without_a_new_chunk():
-    ticker = Ticker()
-    async with serving(more={"/stream": ticker.page}) as (made, port):
-        before = descriptors()
-        for end in ("close", "reset", "eof", "talk"):
-            client = socket.create_connection(("127.0.0.1", port))
-            client.sendall(STREAM)
-            await until(lambda: ticker.readers == 1)
-            if end == "reset":
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, server._RESET)
-            if end == "eof":
-                client.shutdown(socket.SHUT_WR)
-            elif end == "talk":
-                client.settimeout(20)
-                with pytest.raises(OSError):  # noqa: PT012 - whichever piece it is
-                    for _ in range(1000):
-                        await asyncio.to_thread(client.sendall, b"x" * 4096)
-            else:
-                client.close()
-            await until(lambda: not ticker.readers and not made._visits)
-            client.close()
-        await until(lambda: descriptors() == before)
-
-
-async def test_streams_are_closed_first_and_send_their_first_chunk_in_a_flood():
-    ticker = Ticker()
-    limits = Limits(connections=4, streams=3, grace=0, head=30, answer=30)
-    async with serving(limits, more={"/stream": ticker.page}) as (made, port):
-        streams = [await subscribed(port) for _ in range(3)]
-        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.STREAMING] * 3)
-        idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(4)]
-        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.ASKING] * 4)
-        for reader, writer, _ in streams:
-            with pytest.raises((asyncio.IncompleteReadError, OSError)), anyio.fail_after(20):
-                await reader.readuntil(b"\n\n")
-            writer.transport.abort()
-        for _ in range(3):  # with only idle clients, the whole first chunk arrives each time
-            _, writer, _ = await subscribed(port)
-            writer.transport.abort()
-        assert body(await ask(port, GET)) == "all is well\n"
-        for client in idle:
-            await client.aclose()
-
-
-async def test_a_probe_is_answered_while_all_connections_are_streams():
-    ticker = Ticker()
-    limits = Limits(connections=2, streams=2, grace=30)
-    async with serving(limits, more={"/stream": ticker.page}) as (_, port):
-        clients = [await subscribed(port) for _ in range(2)]
-        assert body(await ask(port, GET)) == "all is well\n"
-        for _, writer, _ in clients:
-            writer.transport.abort()
-
-
-async def test_streams_end_at_once_with_the_server():
-    ticker = Ticker()
-    async with serving(more={"/stream": ticker.page}) as (_, port):
-        reader, writer, _ = await subscribed(port)
-        began = anyio.current_time()
-    assert anyio.current_time() - began < 0.5
-    assert not ticker.readers
-    with anyio.fail_after(5):
-        with pytest.raises((asyncio.IncompleteReadError, OSError)):
-            await reader.readuntil(b"\n\n")
-    writer.transport.abort()
-
-
-async def test_a_stream_that_fails_is_logged_and_affects_no_other_connection(caplog):
-    async with serving() as (_, port):
-        assert b"data: 0" in await ask(port, b"GET /failing HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert body(await ask(port, GET)) == "all is well\n"
-    assert "the stream fell over" in caplog.text
 
 
 async def test_an_unchanged_page_is_answered_without_a_body():
