@@ -10,7 +10,7 @@ def test_changes_are_counted_by_gpu_signal_and_verdict():
     reports = HealthReports()
     for each in (change(), change(), change("GPU-0"), change(verdict=Verdict.OK), change(signal="temperature")):
         reports.report(each)
-    assert reports.status()["transitions"] == [
+    assert list(reports.as_data()["transitions"]) == [
         {"uuid": "GPU-0", "signal": "xid", "verdict": "FATAL", "total": 1},
         {"uuid": "GPU-1", "signal": "temperature", "verdict": "FATAL", "total": 1},
         {"uuid": "GPU-1", "signal": "xid", "verdict": "FATAL", "total": 2},
@@ -23,7 +23,7 @@ def test_xids_are_counted_by_gpu_number_and_class():
     reports = HealthReports(lambda: next(clock))
     for uuid, xid, kind in (("GPU-1", 31, "application"), ("GPU-1", 31, "application"), ("GPU-1", 4, "quiet")):
         reports.count_xid(uuid, xid, kind)
-    assert reports.status()["xids"] == [
+    assert list(reports.as_data()["xids"]) == [
         {"uuid": "GPU-1", "xid": 4, "class": "quiet", "total": 1, "first": 200.0},
         {"uuid": "GPU-1", "xid": 31, "class": "application", "total": 2, "first": 100.0},
     ]

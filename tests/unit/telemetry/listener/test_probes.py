@@ -7,20 +7,22 @@ from typing import cast
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.kubelet.registrations import ResourceRegistration
 from gpu_plugin.kubelet.self_call import ShortageError
+from gpu_plugin.status.model import Pods
 from gpu_plugin.telemetry.listener import listener as listener_module
 from gpu_plugin.telemetry.listener import probes as probes_module
 from gpu_plugin.telemetry.listener.answer import Answer, Request
 from gpu_plugin.telemetry.listener.checks import Facts
 from gpu_plugin.telemetry.listener.listener import Listener, ServedDaemon
 from gpu_plugin.telemetry.listener.probes import Probes
-from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS
-from gpu_plugin.telemetry.metrics.families import metrics
-from tests.unit.cli.test_status import STATUS
+from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, lines
+from gpu_plugin.telemetry.metrics.families import families
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, serving
+from tests.unit.status.sample import COUNTERS, STATUS
 from tests.unit.waiting import until
 
 
@@ -170,7 +172,7 @@ async def test_metrics_are_those_of_the_status_and_made_once_a_second(monkeypatc
 
     async def status():
         made.append(1)
-        return STATUS
+        return STATUS, []
 
     probes = Probes(lambda: Facts(awaited="waiting for the label"))
     early = await answered_on(probes, "/metrics")
@@ -178,8 +180,10 @@ async def test_metrics_are_those_of_the_status_and_made_once_a_second(monkeypatc
     probes.status = status
     for _ in range(3):
         answer = await answered_on(probes, "/metrics")
-    beats = {"event_loop_lag": probes._beats.lag.as_data()}
-    assert answer.text == "".join(f"{line}\n" for line in metrics({**STATUS, **beats}))
+    made_here = [
+        line for family in families(STATUS, (), probes._beats.lag.as_data()) for line in lines(family, PROMETHEUS)
+    ]
+    assert answer.text == "".join(f"{line}\n" for line in made_here)
     assert answer.content_type == PROMETHEUS.content_type
     assert len(made) == 1
     monkeypatch.setattr(probes_module, "FRESH", 0.0)
@@ -189,7 +193,7 @@ async def test_metrics_are_those_of_the_status_and_made_once_a_second(monkeypatc
 
 async def test_metrics_are_openmetrics_for_who_asks_for_them():
     async def status():
-        return STATUS
+        return STATUS, []
 
     probes = Probes(Facts)
     probes.status = status
@@ -204,10 +208,10 @@ async def test_metrics_are_openmetrics_for_who_asks_for_them():
 
 
 async def test_while_metrics_are_written_the_loop_turns(monkeypatch):
-    many = {**STATUS["health"], "xids": [{"uuid": "G", "xid": n, "class": "a", "total": n} for n in range(5000)]}
+    many = tuple({"uuid": "G", "xid": n, "class": "a", "total": n, "first": 1.0} for n in range(5000))
 
     async def status():
-        return {**STATUS, "health": many}
+        return replace(STATUS, counters=replace(COUNTERS, xids=many)), []
 
     probes = Probes(Facts)
     probes.status = status
@@ -239,7 +243,7 @@ async def test_samples_are_made_while_they_are_written(monkeypatch):
             yield {"resource": GPU, "device": f"GPU-0::{at}", "uuid": "GPU-0", "index": 0}, [("n", "p", "c")]
 
     async def status():
-        return {**STATUS, "attribution": {"devices": devices(), "trouble": "", "questions": 1, "failures": 0}}
+        return replace(STATUS, pods=Pods(requests=1)), devices()
 
     probes = Probes(Facts)
     probes.status = status
@@ -262,7 +266,7 @@ async def test_samples_are_made_while_they_are_written(monkeypatch):
 
 async def test_a_text_that_is_too_old_is_not_kept(monkeypatch):
     async def status():
-        return STATUS
+        return STATUS, []
 
     monkeypatch.setattr(probes_module, "BEAT_INTERVAL", 0.01)
     async with probing(Facts) as probes:
