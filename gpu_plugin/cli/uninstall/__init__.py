@@ -37,8 +37,7 @@ def command(
     namespace: str, daemonsets: tuple[str, ...], helm_release: str | None, timeout: str, kubeconfig: str
 ) -> int:
     """Print each step. Nodes that were not reached are no failure, because they must not prevent uninstalling."""
-    from gpu_plugin.cli.uninstall.nodes import clean  # noqa: PLC0415 - takes 60 ms; usage, help and `cleanup` do not need it
-    from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError, HelmRelease  # noqa: PLC0415
+    from gpu_plugin.cli.uninstall import nodes  # noqa: PLC0415 - takes 60 ms; usage, help and `cleanup` do not need it
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
     from gpu_plugin.daemon.config_source import MAX_KUBECONFIG  # noqa: PLC0415
@@ -49,7 +48,7 @@ def command(
     if helm_release is not None:
         match helm_release.split("/"):
             case [in_namespace, name] if in_namespace and name:
-                release = HelmRelease(in_namespace, name)
+                release = nodes.HelmRelease(in_namespace, name)
             case _:
                 raise click.UsageError(f"--helm-release: {helm_release!r} is not NAMESPACE/NAME")
     patience = seconds("--timeout", timeout, 1, 3600)
@@ -60,13 +59,13 @@ def command(
         try:
             async with connect(kubeconfig) as client:
                 found = DaemonSets(client, namespace)
-                done, nodes = await clean(found, name, patience, named, _owner(), release)
-        except (UnreachableError, ForeignDaemonSetError) as error:
+                done, count = await nodes.clean(found, name, patience, named, _owner(), release)
+        except (UnreachableError, nodes.ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")
             return
-        if done < nodes:
+        if done < count:
             click.echo(
-                f"{named}: {nodes - done} of {nodes} nodes were not cleaned up within {timeout}: run gpu-plugin cleanup on them, "
+                f"{named}: {count - done} of {count} nodes were not cleaned up within {timeout}: run gpu-plugin cleanup on them, "
                 "or leave their files, which do no harm",
                 err=True,
             )
