@@ -91,6 +91,8 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
             f"there is no usable service account in this pod ({excerpt(str(error))}): do not set automountServiceAccountToken to "
             "false, or give --kubeconfig",
         ) from None
+    # An object's metadata only, also in answers to changes: a whole Node with its images is some ten times as long.
+    client.headers["Accept"] = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json"
     client.headers["Accept-Encoding"] = "identity"
     async with client:
         await _resolve(client.base_url.host, client.base_url.port)

@@ -1,6 +1,7 @@
 """`gpu-plugin uninstall`: deletes DaemonSets and cleans up their nodes."""
 
 import os
+import re
 from pathlib import Path
 
 import anyio
@@ -12,8 +13,9 @@ from gpu_plugin.config.errors import ConfigError
 
 @click.command(
     "uninstall",
-    help="Delete a DaemonSet of gpu-plugin, and remove what it left on its nodes: pods of another one, NAME-cleanup, run "
-    "`gpu-plugin cleanup` there and go when they are done. The Helm chart does so before it is uninstalled. Needs the rights to "
+    help="Delete a DaemonSet of gpu-plugin, and remove what it left on its nodes: pods of another one, NAME-cleanup, which its "
+    "annotation gpu-plugin/cleanup has, run `gpu-plugin cleanup` there and go when they are done. The Helm chart does so before it "
+    "is uninstalled. Needs the rights to "
     "get, create and delete DaemonSets. Nodes that do not answer in time are counted and left as they are.",
 )
 @click.option("--namespace", required=True, envvar="NAMESPACE", metavar="NAME", help="Its namespace. [$NAMESPACE]")
@@ -44,13 +46,8 @@ def command(
     from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
     from gpu_plugin.runtime.signals import Signals  # noqa: PLC0415
 
-    release = None
-    if helm_release is not None:
-        match helm_release.split("/"):
-            case [in_namespace, name] if in_namespace and name:
-                release = nodes.HelmRelease(in_namespace, name)
-            case _:
-                raise click.UsageError(f"--helm-release: {helm_release!r} is not NAMESPACE/NAME")
+    if helm_release is not None and not re.fullmatch("[^/]+/[^/]+", helm_release):
+        raise click.UsageError(f"--helm-release: {helm_release!r} is not NAMESPACE/NAME")
     patience = seconds("--timeout", timeout, 1, 3600)
     failed: list[str] = []
 
@@ -59,7 +56,7 @@ def command(
         try:
             async with connect(kubeconfig) as client:
                 found = DaemonSets(client, namespace)
-                done, count = await nodes.clean(found, name, patience, named, _owner(), release)
+                done, count = await nodes.clean(found, name, patience, named, _owner(), helm_release)
         except (UnreachableError, nodes.ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")
             return

@@ -5,7 +5,6 @@ from typing import Any
 
 import anyio
 import click
-import msgspec
 import yaml
 
 from gpu_plugin.cluster.connection import UnreachableError
@@ -21,7 +20,7 @@ CLEANUP = "gpu-plugin/cleanup"
 label of the latter with its own name."""
 
 # Annotations of every object that Helm installs, except hooks (helm.sh/helm, pkg/action/validate.go)
-_RELEASE_NAME, _RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
+_OF_HELM = ("meta.helm.sh/release-namespace", "meta.helm.sh/release-name")
 
 Object = Mapping[str, Any]  # a Kubernetes object, or a part of it, in the form of JSON
 
@@ -30,31 +29,20 @@ class ForeignDaemonSetError(ValueError):
     """The DaemonSet cannot be uninstalled, because the chart did not make it; the text says why."""
 
 
-class HelmRelease(msgspec.Struct, frozen=True):
-    """A release of the chart, by its namespace and name."""
-
-    namespace: str
-    name: str
-
-    def installed(self, daemonset: Object) -> bool:
-        """Return True if Helm installed the DaemonSet as this release, or if it cleans up after such a DaemonSet."""
-        return _of_helm(daemonset) == {_RELEASE_NAME: self.name, _RELEASE_NAMESPACE: self.namespace}
-
-
 async def clean(
     daemonsets: DaemonSets,
     name: str,
     timeout: float,
     named: str,
     owner: Object | None = None,
-    release: HelmRelease | None = None,
+    helm_release: str | None = None,
 ) -> tuple[int, int]:
     """Uninstall the DaemonSet of this name. Return the number of nodes that were cleaned up, and the number of all its nodes.
 
     The line of each step begins with `named`. It takes up to `timeout` seconds, and up to `END_TIMEOUT` more. The DaemonSet that
     cleans up is created before the other is deleted, and its pods wait on each node for the other's pod to end: if the process is
     killed, the next attempt continues. If it is cancelled or fails, it restores the DaemonSet. Failed reads from the API server
-    are repeated. With `release`, nothing is changed unless Helm installed the DaemonSet as that release.
+    are repeated. With `helm_release`, NAMESPACE/NAME, nothing is changed unless Helm installed the DaemonSet as this release.
 
     Raises:
         UnreachableError: the DaemonSet could not be read or deleted, or its cleanup DaemonSet could not be created.
@@ -70,10 +58,10 @@ async def clean(
             "on each node)"
         )
         return 0, 0
-    if release is not None and not release.installed(present):
+    if helm_release is not None and helm_release != "/".join(_of_helm(present).values()):
         click.echo(
-            f"{named}: not installed by the Helm release {release.namespace}/{release.name}: nothing was changed. "
-            "To leave this Job out, render the chart with --no-hooks"
+            f"{named}: not installed by the Helm release {helm_release}: nothing was changed. To leave this Job out, render the "
+            "chart with --no-hooks"
         )
         return 0, 0
     if left is not None and (left["metadata"].get("labels") or {}).get(CLEANUP) != cleaner:
@@ -105,7 +93,7 @@ async def clean(
         with anyio.move_on_after(END_TIMEOUT, shield=True):
             await daemonsets.delete(cleaner)
             for each in (name, cleaner) if deleted else (cleaner,):
-                while await _read(daemonsets, each, named) is not None:
+                while await _read(daemonsets, each, named) is not None:  # noqa: ASYNC110 - the API server has no event for it
                     await anyio.sleep(POLL_INTERVAL)
             if deleted and not ended and found is not None and await daemonsets.create(_restored(found)):
                 click.echo(f"{named}: interrupted: the DaemonSet is restored")
@@ -132,8 +120,8 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
         fits = False
     if not fits:
         raise ForeignDaemonSetError(
-            f"it has no annotation {CLEANUP} for its namespace and name, as the DaemonSets of the chart and of deploy/ have: add it, "
-            "or delete the DaemonSet and run gpu-plugin cleanup on its nodes"
+            f"it has no annotation {CLEANUP} for its namespace and name, as the DaemonSets of the chart and of deploy/ have: add "
+            "it, or delete the DaemonSet and run gpu-plugin cleanup on its nodes"
         )
     own: dict[str, Any] = dict(made)
     own["metadata"]["annotations"] = _of_helm(daemonset)  # so that the next attempt for this Helm release recognizes it
@@ -143,9 +131,9 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
 
 
 def _of_helm(daemonset: Object) -> dict[str, str]:
-    """Return Helm's own annotations of a DaemonSet."""
+    """Return Helm's own annotations of a DaemonSet: the namespace and the name of the release."""
     annotations = daemonset["metadata"].get("annotations") or {}
-    return {key: annotations[key] for key in (_RELEASE_NAME, _RELEASE_NAMESPACE) if key in annotations}
+    return {key: annotations[key] for key in _OF_HELM if key in annotations}
 
 
 def _restored(daemonset: Object) -> dict[str, Any]:

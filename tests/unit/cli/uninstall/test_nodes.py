@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 import yaml
@@ -140,7 +141,7 @@ def uninstall(tmp_path, capsys, monkeypatch):
     return run
 
 
-CLEANING = {
+CLEANING: dict[str, Any] = {
     "apiVersion": "apps/v1",
     "kind": "DaemonSet",
     "metadata": {"name": "plugin-cleanup", "namespace": "gpus", "labels": {CLEANUP: "plugin-cleanup"}},
