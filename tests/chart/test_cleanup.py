@@ -27,7 +27,9 @@ def cleanups(objects: list[Object]) -> Iterator[tuple[Object, Mapping[str, Any]]
 
 def cleaning(helm: Helm, values: Mapping[str, Any], component: str = "device-plugin") -> Mapping[str, Any]:
     """Return the specification of the pods that clean up after this component."""
-    found = {each["metadata"]["labels"]["app.kubernetes.io/component"]: made for each, made in cleanups(helm.objects(values))}
+    found = {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]: made for each, made in cleanups(helm.objects(values))
+    }
     return dict(found[component]["spec"]["template"]["spec"])
 
 
@@ -45,7 +47,10 @@ def mounts(pod: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
 def test_each_daemonset_is_cleaned_up_on_its_nodes_with_its_rights(helm: Helm) -> None:
     for values in MATRIX:
         for found, made in cleanups(helm.objects(values)):
-            (old, pod), labels = (each["spec"]["template"]["spec"] for each in (found, made)), made["metadata"]["labels"]
+            (old, pod), labels = (
+                (each["spec"]["template"]["spec"] for each in (found, made)),
+                made["metadata"]["labels"],
+            )
             assert {key: old.get(key) for key in OF_ONE_POD} == {key: pod.get(key) for key in OF_ONE_POD}, values
             (container,), (staying,), [daemon] = pod["initContainers"], pod["containers"], old["containers"]
             environment = [each for each in daemon["env"] if each["name"] not in {"POD_IP", "HTTP_ADDRESS"}]

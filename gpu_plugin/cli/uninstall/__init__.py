@@ -14,9 +14,9 @@ from gpu_plugin.config.errors import ConfigError
 @click.command(
     "uninstall",
     help="Delete a DaemonSet of gpu-plugin, and remove what it left on its nodes: pods of another one, NAME-cleanup, which its "
-    "annotation gpu-plugin/cleanup has, run `gpu-plugin cleanup` there and go when they are done. The Helm chart does so before it "
-    "is uninstalled. Needs the rights to "
-    "get, create and delete DaemonSets. Nodes that do not answer in time are counted and left as they are.",
+    "annotation gpu-plugin/cleanup has, run `gpu-plugin cleanup` there and go when they are done. The Helm chart does so before "
+    "it is uninstalled. Needs the rights to get, create and delete DaemonSets. Nodes that do not answer in time are counted and "
+    "left as they are.",
 )
 @click.option("--namespace", required=True, envvar="NAMESPACE", metavar="NAME", help="Its namespace. [$NAMESPACE]")
 @click.option(

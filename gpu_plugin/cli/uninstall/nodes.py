@@ -12,12 +12,11 @@ from gpu_plugin.cluster.daemonset import DaemonSets
 from gpu_plugin.config.words import are, counted
 
 POLL_INTERVAL = 1.0  # seconds between two reads of the progress
-
 END_TIMEOUT = 30.0  # seconds for the end of all pods
 
+# The annotation of a DaemonSet with the DaemonSet that cleans up after it (helm/gpu-plugin/templates/_cleanup.tpl),
+# and the label of the latter with its own name
 CLEANUP = "gpu-plugin/cleanup"
-"""The annotation of a DaemonSet with the DaemonSet that cleans up after it (helm/gpu-plugin/templates/_cleanup.tpl), and the
-label of the latter with its own name."""
 
 # Annotations of every object that Helm installs, except hooks (helm.sh/helm, pkg/action/validate.go)
 _OF_HELM = ("meta.helm.sh/release-namespace", "meta.helm.sh/release-name")

@@ -318,7 +318,9 @@ async def test_an_invalid_answer_is_logged_once(api, kubeconfig, answer, caplog)
     assert caplog.text.count("is not understood") == 1
 
 
-@pytest.mark.parametrize("line", [b"not json", b'{"type": "MODIFIED", "object": {}}', b'{"type": "ERROR", "object": 5}', b"[]"])
+@pytest.mark.parametrize(
+    "line", [b"not json", b'{"type": "MODIFIED", "object": {}}', b'{"type": "ERROR", "object": 5}', b"[]"]
+)
 async def test_an_invalid_event_is_logged_and_the_node_is_read_again(api, kubeconfig, line, caplog):
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)

@@ -323,10 +323,14 @@ def test_an_attempt_that_is_told_to_stop_puts_the_daemonset_back(tmp_path):
 
 @pytest.mark.parametrize("first", [{}, {"observedGeneration": 0, "numberReady": 9, "desiredNumberScheduled": 9}])
 def test_a_status_of_before_the_controller_has_processed_the_daemonset_does_not_count(uninstall, first):
-    with Api(plugin(1), first, status(0, 1), {"observedGeneration": 1, "desiredNumberScheduled": 1}, status(1, 1)) as api:
+    with Api(
+        plugin(1), first, status(0, 1), {"observedGeneration": 1, "desiredNumberScheduled": 1}, status(1, 1)
+    ) as api:
         code, out, _ = uninstall(api)
     assert code == 0
-    assert [line for line in out.splitlines() if line.endswith("clean")] == ["DaemonSet gpus/plugin: 1 of 1 node is clean"]
+    assert [line for line in out.splitlines() if line.endswith("clean")] == [
+        "DaemonSet gpus/plugin: 1 of 1 node is clean"
+    ]
 
 
 def test_names_fit_into_a_label():
