@@ -78,13 +78,8 @@ async def send(client: "httpx2.AsyncClient", request: "httpx2.Request", *, strea
                 await response.aread()
     except TimeoutError:
         raise UnreachableError("connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s") from None
-    except (
-        httpx2.HTTPError,
-        OSError,
-        ValueError,
-        KeyError,
-        CredentialsError,
-    ) as error:  # KeyError: of a credential plugin
+    except (httpx2.HTTPError, OSError, ValueError, KeyError, CredentialsError) as error:
+        # KeyError: a credential plugin of the kubeconfig printed no token
         text = f"the Kubernetes API cannot be reached: {excerpt(str(error) or repr(error))}"
         raise UnreachableError("connection", text) from None
     if not response.is_success:

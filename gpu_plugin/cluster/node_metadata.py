@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 import msgspec
@@ -28,6 +28,8 @@ NODES: Final = "api/v1/nodes"
 WATCH_SECONDS = 300
 """The shortest length of a watch request; the longest is twice that, as in client-go. The API server ends the answer then. The
 limit exists because credentials are replaced; the random length keeps the nodes' requests from ending together."""
+
+LONGEST_EVENT = 4 * 1024 * 1024  # bytes; etcd stores no object above 1.5 MiB
 
 GRACE = 15.0
 """Seconds after which the request is cancelled if the API server has not ended its answer in time."""
@@ -60,18 +62,24 @@ OnTrouble = Callable[[str], object]
 
 
 class _Follower(msgspec.Struct, eq=False):
-    """A follower of one value of the metadata. `last` has the last value, and is empty before the first value."""
+    """A follower of one label or annotation. `last` has the last value, and is empty before the first value."""
 
-    pick: Callable[[_Metadata], str | None]
+    kind: Literal["labels", "annotations"]
+    name: str
     on_value: OnValue
-    on_trouble: OnTrouble
+    on_trouble: OnTrouble | None
     last: tuple[str | None, ...] = ()
 
     def update(self, metadata: _Metadata) -> None:
-        value = self.pick(metadata)
+        values = metadata.labels if self.kind == "labels" else metadata.annotations
+        value = (values or {}).get(self.name)
         if (value,) != self.last:
             self.last = (value,)
             self.on_value(value)
+
+    def report(self, trouble: str) -> None:
+        if self.on_trouble is not None:
+            self.on_trouble(trouble)
 
 
 class NodeMetadata:
@@ -91,7 +99,7 @@ class NodeMetadata:
         self._missing = False
         self._following = False
 
-    async def follow_label(self, name: str, on_value: OnValue, on_trouble: OnTrouble = lambda _: None) -> None:
+    async def follow_label(self, name: str, on_value: OnValue, on_trouble: OnTrouble | None = None) -> None:
         """Follow a label. Never returns.
 
         While the API cannot be reached or does not have this Node, `on_value` is not called, and the reason is logged once. If
@@ -100,12 +108,12 @@ class NodeMetadata:
         Raises:
             ConfigError: lightkube is not installed.
         """
-        await self._follow(_Follower(lambda metadata: (metadata.labels or {}).get(name), on_value, on_trouble))
+        await self._follow(_Follower("labels", name, on_value, on_trouble))
 
     async def follow_annotation(self, name: str, on_value: OnValue) -> None:
         """Follow an annotation in the same way as `follow_label`."""
         require_client("the annotation of the Node", "")
-        await self._follow(_Follower(lambda metadata: (metadata.annotations or {}).get(name), on_value, lambda _: None))
+        await self._follow(_Follower("annotations", name, on_value, None))
 
     async def _follow(self, follower: _Follower) -> None:
         """Follow a value. The first follower runs the watch for all followers; when it is cancelled, the next follower does."""
@@ -115,7 +123,7 @@ class NodeMetadata:
             if self._known is not None and not self._missing:
                 follower.update(self._known)
             if self._trouble is not None:
-                follower.on_trouble(self._trouble)
+                follower.report(self._trouble)
             async with self._one_watch:
                 await self._run()
         finally:
@@ -204,11 +212,18 @@ class NodeMetadata:
 
         try:
             with anyio.fail_after(seconds):
-                async for line in response.aiter_lines():
-                    kind, node = driver.process_one_line(line)
-                    if kind in {"ADDED", "MODIFIED"}:
-                        self._publish(node.metadata)
-                    self._version = node.metadata.resourceVersion
+                rest = b""
+                async for (
+                    piece
+                ) in response.aiter_bytes():  # `aiter_lines` also ends a line at U+0085, which JSON may contain
+                    *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > LONGEST_EVENT:
+                        raise UnreachableError("length", f"an event is longer than {LONGEST_EVENT} bytes")
+                    for line in lines:
+                        kind, node = driver.process_one_line(line)
+                        if kind in {"ADDED", "MODIFIED"}:
+                            self._publish(node.metadata)
+                        self._version = node.metadata.resourceVersion
         except ApiError as error:
             self._version = ANY
             if error.status.code != HTTPStatus.GONE:  # as above
@@ -232,7 +247,7 @@ class NodeMetadata:
     def _publish_trouble(self, text: str) -> None:
         self._trouble = text
         for follower in tuple(self._followers):
-            follower.on_trouble(text)
+            follower.report(text)
 
     def _log_trouble(self, kind: str, text: str) -> None:
         """Log each kind of trouble once as a warning, until a watch has worked for STABLE seconds."""

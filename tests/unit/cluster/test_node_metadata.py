@@ -1,6 +1,7 @@
 """The label of the Node, with an API that answers, fails or is absent."""
 
 import importlib.util
+import json
 import socket
 import threading
 import time
@@ -352,6 +353,26 @@ async def test_an_event_of_three_megabytes_is_read(api, kubeconfig, caplog):
         api.annotations = {}
         api.label("b200")
         await told.until(None, "h100", "b200")
+        assert api.verbs() == ["get", "watch"]
+    assert caplog.records == []
+
+
+async def test_an_endless_event_ends_the_watch(api, kubeconfig, caplog, monkeypatch):
+    monkeypatch.setattr(node_metadata, "LONGEST_EVENT", 400)
+    async with following(kubeconfig):
+        await api.until(lambda: api.watchers)
+        api.event("MODIFIED", {"metadata": {"labels": {LABEL: "x" * 2000}}})
+        await api.until(lambda: api.verbs() == ["get", "watch"] * 2)
+    assert "longer than 400 bytes" in caplog.text
+
+
+async def test_an_annotation_may_contain_line_separators_other_than_a_newline(api, kubeconfig, caplog):
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        text = "a \x85 b \u2028 c \u2029 d"
+        event = {"metadata": {"resourceVersion": "7", "labels": {LABEL: "h100"}, "annotations": {"a": text}}}
+        api.line(json.dumps({"type": "MODIFIED", "object": event}, ensure_ascii=False).encode())
+        await told.until(None, "h100")
         assert api.verbs() == ["get", "watch"]
     assert caplog.records == []
 
