@@ -270,4 +270,5 @@ class NodeApi:
 def _is_transient(error: UnreachableError) -> bool:
     """Whether the same request may soon succeed: no answer, a busy or failing server, or an object that has changed."""
     changed_since = error.code == HTTPStatus.CONFLICT and error.reason != _EXISTS
-    return not error.code or changed_since or error.code in _AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
+    no_answer = not error.code and error.kind != "answer"
+    return no_answer or changed_since or error.code in _AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR

@@ -213,9 +213,8 @@ class NodeMetadata:
         try:
             with anyio.fail_after(seconds):
                 rest = b""
-                async for (
-                    piece
-                ) in response.aiter_bytes():  # `aiter_lines` also ends a line at U+0085, which JSON may contain
+                # Not `aiter_lines`: it also ends a line at U+0085, which JSON may contain.
+                async for piece in response.aiter_bytes():
                     *lines, rest = (rest + piece).split(b"\n")
                     if len(rest) > LONGEST_EVENT:
                         raise UnreachableError("length", f"an event is longer than {LONGEST_EVENT} bytes")

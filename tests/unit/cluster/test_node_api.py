@@ -176,6 +176,7 @@ async def test_an_answer_that_makes_no_sense_is_said(server, api):
     server.taints = 5
     with pytest.raises(UnreachableError, match="not understood"):
         await api.read()
+    assert api.requests == 1, "the next answer would make no more sense"
 
 
 async def test_an_answer_that_is_packed_unasked_is_read_all_the_same(server, api):
