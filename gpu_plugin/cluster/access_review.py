@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpu_plugin.cluster.answers import Request, ask, decoded
+from gpu_plugin.cluster.answers import WHOLE, ask
 from gpu_plugin.cluster.connection import connect
 
-_PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
-_NEEDED = "create of selfsubjectaccessreviews in the API group authorization.k8s.io"
+_API = "authorization.k8s.io/v1"
 
 Asked = tuple[str, str, str, str, str]
 """Verb, resource, subresource, namespace and name; the last three may be empty."""
@@ -34,16 +32,12 @@ async def review(kubeconfig: str, asked: Sequence[Asked]) -> tuple[str, list[boo
     allowed = []
     async with connect(kubeconfig) as client:
         for each in asked:
-            request = Request("POST", _PATH, _HEADERS, "review", _NEEDED, _content(each))
-            allowed.append(decoded(await ask(client, request), _Review).status.allowed)
+            attributes = dict(zip(("verb", "resource", "subresource", "namespace", "name"), each, strict=True))
+            content = {
+                "apiVersion": _API,
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": {name: value for name, value in attributes.items() if value}},
+            }
+            answer = await ask(client, "POST", f"/apis/{_API}/selfsubjectaccessreviews", _Review, content, WHOLE)
+            allowed.append(answer.status.allowed)
         return str(client.base_url).rstrip("/"), allowed
-
-
-def _content(asked: Asked) -> dict[str, object]:
-    names = ("verb", "resource", "subresource", "namespace", "name")
-    attributes = {name: value for name, value in zip(names, asked, strict=True) if value}
-    return {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
-    }

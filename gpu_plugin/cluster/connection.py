@@ -73,24 +73,15 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
     try:
         found = (KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_service_account()).get()
         assert found is not None  # `get` returns None only if the default argument is None
-        found = found._replace(
-            user=found.user or User()
-        )  # lightkube needs a user even if the server needs no credentials
+        found = found._replace(user=found.user or User())  # lightkube needs one even if the server needs no credentials
         client = AsyncClient(found, ConnectionParams(timeout=timeout))
-    except yaml.YAMLError as error:
-        raise UnreachableError(
-            "credentials", f"kubeconfig {kubeconfig} cannot be used: {_yaml_problem(error)}"
-        ) from None
     except Exception as error:  # noqa: BLE001 - wrong YAML, PEM and URLs in a kubeconfig raise many types
-        if kubeconfig:
-            raise UnreachableError(
-                "credentials", f"kubeconfig {kubeconfig} cannot be used: {excerpt(str(error))}"
-            ) from None
-        raise UnreachableError(
-            "credentials",
-            f"there is no usable service account in this pod ({excerpt(str(error))}): do not set automountServiceAccountToken to "
-            "false, or give --kubeconfig",
-        ) from None
+        why = _yaml_problem(error) if isinstance(error, yaml.YAMLError) else excerpt(str(error))
+        text = f"there is no usable service account in this pod ({why}): do not set automountServiceAccountToken to false, or "
+        text = f"kubeconfig {kubeconfig} cannot be used: {why}" if kubeconfig else f"{text}give --kubeconfig"
+        raise UnreachableError("credentials", text) from None
+    # An object's metadata only, also in answers to changes: a whole Node with its images is some ten times as long.
+    client.headers["Accept"] = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json"
     client.headers["Accept-Encoding"] = "identity"
     async with client:
         await _resolve(client.base_url.host, client.base_url.port)

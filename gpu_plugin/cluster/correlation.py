@@ -17,29 +17,24 @@ from msgspec.structs import replace
 from gpu_plugin.config.times import rfc3339
 from gpu_plugin.runtime.rates import TokenBucket
 
-# Number of different messages to combine (defaultAggregateMaxEvents), and the most seconds between two of them
-# (defaultAggregateIntervalInSeconds).
-SIMILAR = 10
-SIMILAR_WITHIN = 600.0
+# Different messages to combine, and the most seconds between two of them (defaultAggregateMaxEvents, ...IntervalInSeconds)
+SIMILAR, SIMILAR_WITHIN = 10, 600.0
 
-# Events of one object at once, and seconds for each further Event (defaultSpamBurst, defaultSpamQPS).
-BURST = 25
-PER = 300.0
+# Events of one object at once, and seconds for each further Event (defaultSpamBurst, defaultSpamQPS)
+BURST, PER = 25, 300.0
 
-# Events of all pods of the node at once, and seconds for each further Event: 16 GPUs, each shared by 28 pods, make 448 pods.
-PODS_BURST = 512
-PODS_PER = 10.0
+# Events of all pods of the node at once, and seconds for each further Event: 16 GPUs, each shared by 28 pods, make 448 pods
+PODS_BURST, PODS_PER = 512, 10.0
 
-MAX_KEPT = 4096
-"""The maximum number of entries in each cache (maxLruCacheEntries). The entry that was used least recently is removed."""
+MAX_KEPT = 4096  # entries of each cache (maxLruCacheEntries); the entry that was used least recently is removed
 
-LONGEST_MESSAGE = 1024
-"""The maximum length of an Event's message in bytes (API validation, core/v1)."""
+LONGEST_MESSAGE = 1024  # bytes of an Event's message (API validation, core/v1)
 
-LONGEST_NAME = 230
-"""The number of characters of an object's name in its Events' names, which have at most 253."""
+LONGEST_NAME = 230  # characters of an object's name in its Events' names, which have at most 253
 
 COMBINED: Final = "(combined from similar events): "
+
+SOURCE: Final = "gpu-plugin"
 
 
 class Object(msgspec.Struct, frozen=True):
@@ -102,13 +97,11 @@ class EventRecord(msgspec.Struct, frozen=True):
         return self.news.about.namespace or "default"
 
 
-SOURCE: Final = "gpu-plugin"
-
 K = TypeVar("K")
 V = TypeVar("V")
 
-_Kind = tuple[Object, str, bool]
-_Key = tuple[_Kind, str]
+_Kind = tuple[Object, str, bool]  # the object, the reason, and whether it is a warning
+_Key = tuple[_Kind, str]  # the message, too; empty for combined messages
 
 
 class _Similar(msgspec.Struct):
@@ -117,11 +110,10 @@ class _Similar(msgspec.Struct):
 
 
 class Correlator:
-    """Keeps the Events of earlier reports. `now` is in seconds of a monotonic clock."""
+    """Keeps the Events of earlier reports. `now` is in seconds of a monotonic clock. `dropped` counts dropped Events."""
 
     def __init__(self) -> None:
         self.dropped = 0
-        """The number of Events that were dropped."""
         self._named = 0
         self._similar: OrderedDict[_Kind, _Similar] = OrderedDict()
         self._records: OrderedDict[_Key, EventRecord] = OrderedDict()
@@ -130,14 +122,15 @@ class Correlator:
 
     def judge(self, news: EventContent, now: float) -> EventRecord | None:
         """Return the Event to write for this report; None if the rate limit drops it."""
-        news = replace(news, message=_bounded(news.message))
-        key, news = self._aggregated(news, now)
+        kind: _Kind = (news.about, news.reason, news.warning)
+        key, message = self._aggregated(kind, _bounded(news.message), now)
+        news = replace(news, message=message)
         known = self._records.pop(key, None)
-        record = (
-            replace(known, news=news, count=known.count + 1)
-            if known
-            else EventRecord(self._name(news), news, 1, news.at)
-        )
+        if known is None:
+            self._named += 1  # makes the names of reports of one moment different
+            name = f"{news.about.name[:LONGEST_NAME].rstrip('.-')}.{int(news.at * 1e9) + self._named:x}"
+            known = EventRecord(name, news, 0, news.at)
+        record = replace(known, news=news, count=known.count + 1)
         keep(self._records, key, record)
         bucket = self._buckets.pop(news.about, None) or TokenBucket(BURST, PER)
         keep(self._buckets, news.about, bucket)
@@ -153,23 +146,17 @@ class Correlator:
         for key in [key for key in self._records if key[0][0] == about]:
             del self._records[key]
 
-    def _name(self, news: EventContent) -> str:
-        """Return a unique Event name, made of the time and a counter for reports of the same moment."""
-        self._named += 1
-        return f"{news.about.name[:LONGEST_NAME].rstrip('.-')}.{int(news.at * 1e9) + self._named:x}"
-
-    def _aggregated(self, news: EventContent, now: float) -> tuple[_Key, EventContent]:
-        kind: _Kind = (news.about, news.reason, news.warning)
+    def _aggregated(self, kind: _Kind, message: str, now: float) -> tuple[_Key, str]:
         similar = self._similar.pop(kind, None)
         if similar is None or now - similar.last > SIMILAR_WITHIN:
             similar = _Similar()
         similar.last = now
-        similar.messages[news.message] = None
+        similar.messages[message] = None
         keep(self._similar, kind, similar)
         if len(similar.messages) < SIMILAR:
-            return (kind, news.message), news
+            return (kind, message), message
         similar.messages.popitem(last=False)
-        return (kind, ""), replace(news, message=_bounded(COMBINED + news.message))
+        return (kind, ""), _bounded(COMBINED + message)
 
 
 def keep(known: OrderedDict[K, V], key: K, value: V) -> None:

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from gpu_plugin.cluster.answers import Request, ask, decoded
+from gpu_plugin.cluster.answers import WHOLE, ask
 from gpu_plugin.cluster.connection import UnreachableError
 
 if TYPE_CHECKING:
     import httpx2
-
-_HEADERS = {"Content-Type": "application/json"}
-_NEEDED = "get, create and delete of daemonsets in the API group apps"
 
 
 class DaemonSets:
@@ -37,9 +34,8 @@ class DaemonSets:
         self, method: str, path: str, content: Mapping[str, Any] | None = None, but: int = HTTPStatus.NOT_FOUND
     ) -> Mapping[str, Any] | None:
         """Return the answer; None if its HTTP status is `but`."""
-        request = Request(method, f"{self._path}{path}", _HEADERS, method.lower(), _NEEDED, content)
         try:
-            return decoded(await ask(self._client, request), dict)
+            return await ask(self._client, method, f"{self._path}{path}", dict[str, Any], content, WHOLE)
         except UnreachableError as error:
             if error.code != but:
                 raise

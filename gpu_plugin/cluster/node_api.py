@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import METADATA, Metadata, Request, ask, decoded
+from gpu_plugin.cluster.answers import WHOLE, Metadata, ask
 from gpu_plugin.cluster.connection import UnreachableError, connect
 from gpu_plugin.runtime.backoff import NO_SOONER, Backoff
 
@@ -37,11 +37,8 @@ ATTEMPTS = 4
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 
-_APPLY: Final = {"Content-Type": "application/apply-patch+yaml", **METADATA}
-_MERGE: Final = {"Content-Type": "application/merge-patch+json", **METADATA}
-_JSON: Final = {"Content-Type": "application/json", **METADATA}
-
-_NODES_RIGHT: Final = "get and patch of nodes in the core API group"
+_APPLY: Final = {"Content-Type": "application/apply-patch+yaml"}
+_MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 
 _EXISTS: Final = "AlreadyExists"
 """The reason of a conflict because an object of this name exists, not because it changed (metav1.StatusReason)."""
@@ -108,6 +105,7 @@ class NodeApi:
         self.failures = 0
         self._kubeconfig = kubeconfig
         self._dice = dice
+        self._path = f"/api/v1/nodes/{node_name}"
         self._uid = ""
 
     @asynccontextmanager
@@ -125,8 +123,7 @@ class NodeApi:
 
     async def read(self) -> NodeState:
         """Read the whole Node. It is long, so read it only at the start and before a change that needs its fields."""
-        request = Request("GET", self._path(), {"Accept": "application/json"}, "get", "get of nodes")
-        return decoded(await self._ask(request), NodeState)
+        return await self._ask("GET", self._path, headers=WHOLE)
 
     async def apply_labels(self, labels: Mapping[str, str]) -> None:
         """Replace all of our labels on the Node by these labels. If `labels` is empty, all of our labels are removed.
@@ -146,8 +143,7 @@ class NodeApi:
         """Write our condition, or remove it if None. Returns the Node's uid, which changes if the Node is recreated."""
         conditions = [] if condition is None else [msgspec.to_builtins(condition)]
         content = {"metadata": {"name": self.node_name}, "status": {"conditions": conditions}}
-        answer = await self._apply("/status", "condition", content, "patch of nodes/status in the core API group")
-        return decoded(answer, NodeState).metadata.uid
+        return (await self._apply("/status", "condition", content)).metadata.uid
 
     async def set_taint(self, key: str, effect: str, known: NodeState | None = None) -> bool:
         """Set the effect of our taint, or remove the taint if the effect is empty. No other taint is changed.
@@ -173,9 +169,9 @@ class NodeApi:
                 "metadata": {"resourceVersion": state.metadata.resource_version, "uid": state.metadata.uid},
                 "spec": {"taints": [*others, *wanted] or None},
             }
-            path = f"{self._path()}?fieldManager={MANAGER}-taint"
+            path = f"{self._path}?fieldManager={MANAGER}-taint"
             try:
-                await self._ask(Request("PATCH", path, _MERGE, "patch", _NODES_RIGHT, content), again_on_conflict=False)
+                await self._ask("PATCH", path, content, _MERGE, again_on_conflict=False)
             except UnreachableError as error:
                 if error.code != HTTPStatus.CONFLICT or backoff.failures + 1 == ATTEMPTS:
                     raise
@@ -190,7 +186,7 @@ class NodeApi:
         """
         path = f"/api/v1/namespaces/{namespace}/events?fieldManager={MANAGER}"
         try:
-            await self._ask(Request("POST", path, _JSON, "create events", _events_right(namespace), event))
+            await self._ask("POST", path, event)
         except UnreachableError as error:
             if error.reason != _EXISTS:
                 raise
@@ -198,23 +194,16 @@ class NodeApi:
     async def count_event(self, namespace: str, name: str, changes: Mapping[str, object]) -> bool:
         """Change fields of an Event. Returns False if the API server has removed the Event because of its age."""
         path = f"/api/v1/namespaces/{namespace}/events/{name}?fieldManager={MANAGER}"
-        request = Request("PATCH", path, _MERGE, "patch events", _events_right(namespace), changes)
-        return await self._unless_gone(request) is not None
+        return await self._unless_gone("PATCH", path, changes, _MERGE) is not None
 
     async def pod_uid(self, namespace: str, name: str) -> str | None:
         """Read the uid of a pod, from its metadata only; None if no pod has this name."""
-        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        request = Request("GET", path, METADATA, "get pods", "get of pods in the core API group")
-        content = await self._unless_gone(request)
-        return None if content is None else decoded(content, NodeState).metadata.uid or None
+        pod = await self._unless_gone("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+        return None if pod is None else pod.metadata.uid or None
 
-    def _path(self) -> str:
-        return f"/api/v1/nodes/{self.node_name}"
-
-    async def _apply(self, subresource: str, concern: str, content: Mapping[str, object], needed: str) -> bytes:
-        path = f"{self._path()}{subresource}?fieldManager={MANAGER}-{concern}&force=true"
-        document = {"apiVersion": "v1", "kind": "Node", **content}
-        return await self._ask(Request("PATCH", path, _APPLY, f"patch {concern}", needed, document))
+    async def _apply(self, subresource: str, concern: str, content: Mapping[str, object]) -> NodeState:
+        path = f"{self._path}{subresource}?fieldManager={MANAGER}-{concern}&force=true"
+        return await self._ask("PATCH", path, {"apiVersion": "v1", "kind": "Node", **content}, _APPLY)
 
     async def _apply_labels(self, labels: Mapping[str, str]) -> None:
         """Apply the labels with the Node's uid, so that the API server refuses a Node that is gone or was recreated.
@@ -222,22 +211,31 @@ class NodeApi:
         Without the uid, the API server would create a Node that is gone.
         """
         if not self._uid:
-            request = Request("GET", self._path(), METADATA, "get", "get of nodes in the core API group")
-            self._uid = decoded(await self._ask(request), NodeState).metadata.uid
+            self._uid = (await self._ask("GET", self._path)).metadata.uid
         metadata = {"name": self.node_name, "uid": self._uid, "labels": {**labels}}
-        await self._apply("", "labels", {"metadata": metadata}, _NODES_RIGHT)
+        await self._apply("", "labels", {"metadata": metadata})
 
-    async def _unless_gone(self, request: Request) -> bytes | None:
-        """Return the body of the answer; None if the object does not exist. Raises UnreachableError."""
+    async def _unless_gone(
+        self, method: str, path: str, content: object = None, headers: Mapping[str, str] | None = None
+    ) -> NodeState | None:
+        """Return the object; None if it does not exist. Raises UnreachableError."""
         try:
-            return await self._ask(request)
+            return await self._ask(method, path, content, headers)
         except UnreachableError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise
             return None
 
-    async def _ask(self, request: Request, *, again_on_conflict: bool = True) -> bytes:
-        """Send a request up to ATTEMPTS times and return the body of the answer. Raises UnreachableError.
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        content: object = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        again_on_conflict: bool = True,
+    ) -> NodeState:
+        """Send a request up to ATTEMPTS times and return the object. Only a Node has more than metadata. Raises UnreachableError.
 
         If `again_on_conflict` is False and the object has changed, the error is raised at once: the caller must read the object
         again.
@@ -249,7 +247,7 @@ class NodeApi:
             while True:
                 self.requests += 1
                 try:
-                    return await ask(client, request)
+                    return await ask(client, method, path, NodeState, content, headers)
                 except UnreachableError as error:
                     self.failures += 1
                     permanent = not _is_transient(error) or (
@@ -257,7 +255,7 @@ class NodeApi:
                     )
                     if permanent or backoff.failures + 1 == ATTEMPTS:
                         raise
-                    log.debug("%s %s: %s; sending the request again", request.method, request.path, error)
+                    log.debug("%s %s: %s; sending the request again", method, path, error)
                     await self._pause(backoff, error.pause)
 
     async def _pause(self, backoff: Backoff, asked: float | None) -> None:
@@ -272,8 +270,5 @@ class NodeApi:
 def _is_transient(error: UnreachableError) -> bool:
     """Whether the same request may soon succeed: no answer, a busy or failing server, or an object that has changed."""
     changed_since = error.code == HTTPStatus.CONFLICT and error.reason != _EXISTS
-    return not error.code or changed_since or error.code in _AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
-
-
-def _events_right(namespace: str) -> str:
-    return f"create and patch of events in the core API group, in namespace {namespace}"
+    no_answer = not error.code and error.kind != "answer"
+    return no_answer or changed_since or error.code in _AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,32 +1,20 @@
 """Follows labels and annotations of our own Node through the Kubernetes API, with one watch for all followers.
 
 The watch requests only the metadata of this Node, and never writes. A request lasts for minutes, and the next request continues
-where the former request ended. Bookmarks make this possible also if the Node has not changed for long. lightkube's own watch is
-not
-used: it sends requests without a pause if a server ends each answer at once, and waits forever for a server that sends nothing
-    more.
+where the former request ended. Bookmarks make this possible also if the Node has not changed for long.
 """
 
 import logging
 import random
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import (
-    LONGEST_MESSAGE,
-    METADATA,
-    Metadata,
-    Request,
-    Status,
-    ask,
-    body,
-    pieces,
-)
-from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
+from gpu_plugin.cluster.answers import ask, send
+from gpu_plugin.cluster.connection import UnreachableError, connect, keep_alive, require_client
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.printable import excerpt
 
@@ -41,6 +29,8 @@ WATCH_SECONDS = 300
 """The shortest length of a watch request; the longest is twice that, as in client-go. The API server ends the answer then. The
 limit exists because credentials are replaced; the random length keeps the nodes' requests from ending together."""
 
+LONGEST_EVENT = 4 * 1024 * 1024  # bytes; etcd stores no object above 1.5 MiB
+
 GRACE = 15.0
 """Seconds after which the request is cancelled if the API server has not ended its answer in time."""
 
@@ -53,16 +43,15 @@ ANY: Final = "0"
 """The resource version of a watch that begins with the Node from the API server's cache, sent as an ADDED event. Without a
 version, the API server would have to send the newest Node, which it cannot with an etcd before 3.4.25 (RequestWatchProgress)."""
 
-_NEEDED: Final = "get and watch of nodes in the core API group"
+
+class _Metadata(msgspec.Struct):
+    resourceVersion: str = ""  # noqa: N815 - lightkube reads it
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
 
 
 class _Node(msgspec.Struct):
-    metadata: Metadata
-
-
-class _Event(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
+    metadata: _Metadata
 
 
 OnValue = Callable[[str | None], None]
@@ -73,18 +62,24 @@ OnTrouble = Callable[[str], object]
 
 
 class _Follower(msgspec.Struct, eq=False):
-    """A follower of one value of the metadata. `last` has the last value, and is empty before the first value."""
+    """A follower of one label or annotation. `last` has the last value, and is empty before the first value."""
 
-    pick: Callable[[Metadata], str | None]
+    kind: Literal["labels", "annotations"]
+    name: str
     on_value: OnValue
-    on_trouble: OnTrouble
+    on_trouble: OnTrouble | None
     last: tuple[str | None, ...] = ()
 
-    def update(self, metadata: Metadata) -> None:
-        value = self.pick(metadata)
+    def update(self, metadata: _Metadata) -> None:
+        values = metadata.labels if self.kind == "labels" else metadata.annotations
+        value = (values or {}).get(self.name)
         if (value,) != self.last:
             self.last = (value,)
             self.on_value(value)
+
+    def report(self, trouble: str) -> None:
+        if self.on_trouble is not None:
+            self.on_trouble(trouble)
 
 
 class NodeMetadata:
@@ -96,7 +91,7 @@ class NodeMetadata:
         self._kubeconfig = kubeconfig
         self._followers: list[_Follower] = []
         self._one_watch = anyio.Lock()
-        self._known: Metadata | None = None
+        self._known: _Metadata | None = None
         self._trouble: str | None = None
         self._version = ""
         self._logged: set[str] = set()
@@ -104,7 +99,7 @@ class NodeMetadata:
         self._missing = False
         self._following = False
 
-    async def follow_label(self, name: str, on_value: OnValue, on_trouble: OnTrouble = lambda _: None) -> None:
+    async def follow_label(self, name: str, on_value: OnValue, on_trouble: OnTrouble | None = None) -> None:
         """Follow a label. Never returns.
 
         While the API cannot be reached or does not have this Node, `on_value` is not called, and the reason is logged once. If
@@ -113,12 +108,12 @@ class NodeMetadata:
         Raises:
             ConfigError: lightkube is not installed.
         """
-        await self._follow(_Follower(lambda metadata: (metadata.labels or {}).get(name), on_value, on_trouble))
+        await self._follow(_Follower("labels", name, on_value, on_trouble))
 
     async def follow_annotation(self, name: str, on_value: OnValue) -> None:
         """Follow an annotation in the same way as `follow_label`."""
         require_client("the annotation of the Node", "")
-        await self._follow(_Follower(lambda metadata: (metadata.annotations or {}).get(name), on_value, lambda _: None))
+        await self._follow(_Follower("annotations", name, on_value, None))
 
     async def _follow(self, follower: _Follower) -> None:
         """Follow a value. The first follower runs the watch for all followers; when it is cancelled, the next follower does."""
@@ -128,7 +123,7 @@ class NodeMetadata:
             if self._known is not None and not self._missing:
                 follower.update(self._known)
             if self._trouble is not None:
-                follower.on_trouble(self._trouble)
+                follower.report(self._trouble)
             async with self._one_watch:
                 await self._run()
         finally:
@@ -137,34 +132,18 @@ class NodeMetadata:
                 self._known, self._trouble, self._version = None, None, ""
 
     async def _run(self) -> None:
-        import httpx2  # noqa: PLC0415 - as in connect
-        from lightkube.core.exceptions import ConfigError as CredentialsError  # noqa: PLC0415
-
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
         while True:
             began = anyio.current_time()
-            self._following = ended = False
+            self._following = False
             try:
                 await self._follow_once()
-                ended = True
             except UnreachableError as error:
+                self._version = ""  # read the Node again, since changes may have been missed
                 self._log_trouble(error.kind, str(error))
-            except httpx2.HTTPError as error:
-                if self._following:  # for example a restart of the API server; the next attempt reports an outage
-                    log.debug("the Kubernetes API ended its answer: %r", error)
-                else:
-                    text = excerpt(str(error) or repr(error))
-                    self._log_trouble("connection", f"the Kubernetes API cannot be reached: {text}")
-            except TimeoutError:
-                if not self._following:
-                    self._log_trouble("connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s")
-            except (OSError, ValueError, KeyError, RecursionError, msgspec.MsgspecError, CredentialsError) as error:
-                self._log_trouble("answer", f"the Kubernetes API cannot be used: {excerpt(repr(error))}")
             if self._following and anyio.current_time() - began >= STABLE:
                 backoff.succeeded()
                 self._logged.clear()
-            if not ended:
-                self._version = ""  # read the Node again, since changes may have been missed
             pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
             await anyio.sleep(pause)
 
@@ -174,13 +153,11 @@ class NodeMetadata:
         async with connect(self._kubeconfig) as client:
             if not self._version:
                 await self._read(client)
-            with anyio.fail_after(seconds + GRACE):
-                await self._watch(client, seconds)
+            await self._watch(client, seconds)
 
     async def _read(self, client: "httpx2.AsyncClient") -> None:
-        request = Request("GET", f"{NODES}/{self._node_name}", METADATA, "get", _NEEDED)
         try:
-            metadata = msgspec.json.decode(await ask(client, request), type=_Node).metadata
+            metadata = (await ask(client, "GET", f"{NODES}/{self._node_name}", _Node)).metadata
         except UnreachableError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise
@@ -194,9 +171,11 @@ class NodeMetadata:
             self._publish_trouble(trouble)
         else:
             self._publish(metadata)
-            self._version = metadata.resource_version
+            self._version = metadata.resourceVersion
 
     async def _watch(self, client: "httpx2.AsyncClient", seconds: int) -> None:
+        from lightkube.core.generic_client import BasicRequest, WatchDriver  # noqa: PLC0415 - as in connect
+
         query = {
             "fieldSelector": f"metadata.name={self._node_name}",
             "watch": "true",
@@ -204,21 +183,17 @@ class NodeMetadata:
             "timeoutSeconds": str(seconds),
             "resourceVersion": self._version or ANY,
         }
-        watch = Request("GET", NODES, METADATA, "watch", _NEEDED)
-        request = client.build_request(
-            watch.method, watch.path, params=query, headers=dict(watch.headers), timeout=seconds + GRACE
-        )
-        with anyio.fail_after(ANSWER_TIMEOUT):
-            response = await client.send(request, stream=True)
+        # lightkube's loop around the driver is not used: it sends the next request at once and with the first credentials.
+        kind: Any = _Node  # any struct serves, and the driver's methods have no types
+        driver: Any = WatchDriver(BasicRequest("GET", NODES, kind, query), client.build_request)
         try:
-            if (
-                response.status_code == HTTPStatus.GONE
-            ):  # the API server no longer stores the changes since this version
-                self._version = ANY
-                return
-            if response.status_code != HTTPStatus.OK:
-                with anyio.fail_after(ANSWER_TIMEOUT):
-                    raise watch.refused(response, await body(response))
+            response = await send(client, driver.get_request(timeout=seconds + GRACE), stream=True)
+        except UnreachableError as error:
+            if error.code != HTTPStatus.GONE:
+                raise
+            self._version = ANY  # the API server no longer stores the changes since this version
+            return
+        try:
             keep_alive(response)
             self._following = True
             if not self._missing:
@@ -226,39 +201,41 @@ class NodeMetadata:
             if self._troubled:
                 self._troubled = False
                 log.info("the Kubernetes API is followed again for the metadata of node %s", self._node_name)
-            await self._read_events(response)
+            await self._read_events(driver, response, seconds + GRACE)
         finally:
             await response.aclose()
 
-    async def _read_events(self, response: "httpx2.Response") -> None:
-        rest = bytearray()
-        async for piece in pieces(response):
-            first, *others = piece.split(b"\n")
-            rest += first
-            for other in others:
-                if not self._apply_event(msgspec.json.decode(bytes(rest), type=_Event)):
-                    return
-                rest = bytearray(other)
-            if len(rest) > LONGEST_MESSAGE:
-                raise UnreachableError("length", f"an event is longer than {LONGEST_MESSAGE} bytes")
+    async def _read_events(self, driver: Any, response: "httpx2.Response", seconds: float) -> None:
+        """Apply the events of the watch for at most `seconds`. Raises UnreachableError for an error of the server."""
+        import httpx2  # noqa: PLC0415 - as in connect
+        from lightkube.core.exceptions import ApiError  # noqa: PLC0415
 
-    def _apply_event(self, event: _Event) -> bool:
-        """Apply an event of the watch. Returns False if the watch ends with it."""
-        if event.type == "ERROR":
-            status = msgspec.json.decode(event.object, type=Status)
+        try:
+            with anyio.fail_after(seconds):
+                rest = b""
+                # Not `aiter_lines`: it also ends a line at U+0085, which JSON may contain.
+                async for piece in response.aiter_bytes():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > LONGEST_EVENT:
+                        raise UnreachableError("length", f"an event is longer than {LONGEST_EVENT} bytes")
+                    for line in lines:
+                        kind, node = driver.process_one_line(line)
+                        if kind in {"ADDED", "MODIFIED"}:
+                            self._publish(node.metadata)
+                        self._version = node.metadata.resourceVersion
+        except ApiError as error:
             self._version = ANY
-            if status.code != HTTPStatus.GONE:  # as above
-                raise UnreachableError(
-                    f"event {status.code}", f"the Kubernetes API ended its answer: {excerpt(status.message)}"
-                )
-            return False
-        metadata = msgspec.json.decode(event.object, type=_Node).metadata
-        if event.type in {"ADDED", "MODIFIED"}:
-            self._publish(metadata)
-        self._version = metadata.resource_version
-        return True
+            if error.status.code != HTTPStatus.GONE:  # as above
+                text = f"the Kubernetes API ended its answer: {excerpt(error.status.message or '')}"
+                raise UnreachableError(f"event {error.status.code}", text) from None
+        except (httpx2.HTTPError, OSError) as error:  # for example a restart; the next attempt reports an outage
+            log.debug("the Kubernetes API ended its answer: %r", error)
+            self._version = ""
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            text = f"the Kubernetes API cannot be used: {excerpt(repr(error))}"
+            raise UnreachableError("answer", text) from None
 
-    def _publish(self, metadata: Metadata) -> None:
+    def _publish(self, metadata: _Metadata) -> None:
         if self._missing:
             self._missing = False
             self._publish_trouble("")
@@ -269,7 +246,7 @@ class NodeMetadata:
     def _publish_trouble(self, text: str) -> None:
         self._trouble = text
         for follower in tuple(self._followers):
-            follower.on_trouble(text)
+            follower.report(text)
 
     def _log_trouble(self, kind: str, text: str) -> None:
         """Log each kind of trouble once as a warning, until a watch has worked for STABLE seconds."""

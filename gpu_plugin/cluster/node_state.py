@@ -22,6 +22,7 @@ from gpu_plugin.cluster.node_condition import (
     wanted,
 )
 from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.records import OwnMarks
 
@@ -91,11 +92,7 @@ class ReportedNode(Protocol):
 
 
 class NodeStateKeeper:
-    """Writes the condition and the taint when they differ from the wanted state, and renews the condition's heartbeat.
-
-    Attributes:
-        trouble: why the newest attempt failed; empty if it succeeded.
-    """
+    """Writes the condition and the taint when they differ from the wanted state, and renews the condition's heartbeat."""
 
     def __init__(
         self,
@@ -117,8 +114,8 @@ class NodeStateKeeper:
             wall: returns Unix time in seconds.
             dice: returns a random number in [0, 1).
         """
-        self.trouble = ""
-        self._logged: list[str] = []
+        what = f"condition and taint of node {api.node_name}"
+        self._trouble = LogOnChange(log, f"{what} cannot be written: %s", over=f"{what} are written again")
         self._api = api
         self._node = node
         self._marks = marks
@@ -134,6 +131,11 @@ class NodeStateKeeper:
         self._read = self._looked = False
         self._uid = ""
         self._condition, self._taint = _Attempts(), _Attempts()
+
+    @property
+    def trouble(self) -> str:
+        """Why the newest attempt failed; empty if it succeeded."""
+        return self._trouble.text
 
     def changed(self) -> None:
         """Check the wanted state soon. Call it from the event loop's thread."""
@@ -265,24 +267,13 @@ class NodeStateKeeper:
             await self._node.write_marks(marks)
 
     def _log_troubles(self) -> None:
-        """Log each trouble once, and its end."""
-        asked, name = self._node.enabled_reports(), self._api.node_name
-        troubles = list(dict.fromkeys(filter(None, (self._condition.trouble, self._taint.trouble))))
-        if not troubles:
-            if self.trouble:
-                log.info("condition and taint of node %s are written again", name)
-            self.trouble, self._logged = "", []
-            return
+        """Log the troubles when they change, and their end."""
+        asked = self._node.enabled_reports()
+        troubles = dict.fromkeys(filter(None, (self._condition.trouble, self._taint.trouble)))
         if self._marks.taint and not asked.effect:
-            remedy = f"; the taint is not wanted any more: kubectl taint node {name} {TAINT}-"
+            remedy = f"the taint is not wanted any more: kubectl taint node {self._api.node_name} {TAINT}-"
         elif self._marks.condition and not asked.condition:
-            remedy = "; the condition is not wanted any more, and stays until the plugin has the right to remove it"
+            remedy = "the condition is not wanted any more, and stays until the plugin has the right to remove it"
         else:
-            remedy = "; trying again at growing intervals"
-        text = f"{'; '.join(troubles)}{remedy}"
-        if text != self.trouble:
-            new = [trouble for trouble in troubles if trouble not in self._logged]
-            log.warning(
-                "condition and taint of node %s cannot be written: %s%s", name, "; ".join(new or troubles), remedy
-            )
-        self.trouble, self._logged = text, troubles
+            remedy = "trying again at growing intervals"
+        self._trouble.update("; ".join([*troubles, remedy]) if troubles else "")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_plugin.cli.uninstall.template import cleanup_name
+from gpu_plugin.cli.uninstall.nodes import cleanup_name
 from gpu_plugin.cluster.node_condition import TAINT
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings

@@ -307,6 +307,7 @@ MATRIX: tuple[Mapping[str, Any], ...] = (
     {"fullnameOverride": "a" * 60},
     {"image": {"tag": f"1.0@sha256:{'0a' * 32}"}},
     {"image": {"tag": f"@sha256:{'0a' * 32}"}},
+    {"stateDir": "/state"},  # its parent is the root of the node
     {"nameOverride": "try"},  # the release is called so
     {"extraEnv": [{"name": "STATE_DIR", "value": "/elsewhere"}]},  # in place of the chart's own
     {"imagePullSecrets": [{"name": "pull"}], "commonLabels": {"a": "b"}, "securityContext": {"runAsUser": 5}},

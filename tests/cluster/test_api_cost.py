@@ -67,7 +67,6 @@ OF_THE_NODE = BURST + int(HOUR / PER) + 1
 PATIENCE = (
     (answers, "ANSWER_TIMEOUT"),
     (connection, "CONNECT_TIMEOUT"),
-    (node_metadata, "ANSWER_TIMEOUT"),
     (keeper, "PATIENCE"),
 )
 """Timeouts of code that waits for the API server, which does not use the virtual clock."""
@@ -90,12 +89,12 @@ class Ends(NodeMetadata):
             await super()._watch(client, seconds)
 
 
-async def ask(client: "httpx2.AsyncClient", request: answers.Request) -> bytes:
+async def ask(client: "httpx2.AsyncClient", *given: Any) -> Any:
     """Send a request as the plugin does. The virtual clock stops until the response: otherwise the server would seem slow."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, HurriedLoop)
     with loop.unhurried():
-        return await answers.ask(client, request)
+        return await answers.ask(client, *given)
 
 
 @dataclass

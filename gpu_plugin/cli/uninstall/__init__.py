@@ -1,6 +1,7 @@
 """`gpu-plugin uninstall`: deletes DaemonSets and cleans up their nodes."""
 
 import os
+import re
 from pathlib import Path
 
 import anyio
@@ -12,9 +13,10 @@ from gpu_plugin.config.errors import ConfigError
 
 @click.command(
     "uninstall",
-    help="Delete a DaemonSet of gpu-plugin, and remove what it left on its nodes: pods of another one, NAME-cleanup, run "
-    "`gpu-plugin cleanup` there and go when they are done. The Helm chart does so before it is uninstalled. Needs the rights to "
-    "get, create and delete DaemonSets. Nodes that do not answer in time are counted and left as they are.",
+    help="Delete a DaemonSet of gpu-plugin, and remove what it left on its nodes: pods of another one, NAME-cleanup, which its "
+    "annotation gpu-plugin/cleanup has, run `gpu-plugin cleanup` there and go when they are done. The Helm chart does so before "
+    "it is uninstalled. Needs the rights to get, create and delete DaemonSets. Nodes that do not answer in time are counted and "
+    "left as they are.",
 )
 @click.option("--namespace", required=True, envvar="NAMESPACE", metavar="NAME", help="Its namespace. [$NAMESPACE]")
 @click.option(
@@ -37,21 +39,15 @@ def command(
     namespace: str, daemonsets: tuple[str, ...], helm_release: str | None, timeout: str, kubeconfig: str
 ) -> int:
     """Print each step. Nodes that were not reached are no failure, because they must not prevent uninstalling."""
-    from gpu_plugin.cli.uninstall.nodes import clean  # noqa: PLC0415 - takes 60 ms; usage, help and `cleanup` do not need it
-    from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError, HelmRelease  # noqa: PLC0415
+    from gpu_plugin.cli.uninstall import nodes  # noqa: PLC0415 - takes 60 ms; usage, help and `cleanup` do not need it
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
     from gpu_plugin.daemon.config_source import MAX_KUBECONFIG  # noqa: PLC0415
     from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
     from gpu_plugin.runtime.signals import Signals  # noqa: PLC0415
 
-    release = None
-    if helm_release is not None:
-        match helm_release.split("/"):
-            case [in_namespace, name] if in_namespace and name:
-                release = HelmRelease(in_namespace, name)
-            case _:
-                raise click.UsageError(f"--helm-release: {helm_release!r} is not NAMESPACE/NAME")
+    if helm_release is not None and not re.fullmatch("[^/]+/[^/]+", helm_release):
+        raise click.UsageError(f"--helm-release: {helm_release!r} is not NAMESPACE/NAME")
     patience = seconds("--timeout", timeout, 1, 3600)
     failed: list[str] = []
 
@@ -60,13 +56,13 @@ def command(
         try:
             async with connect(kubeconfig) as client:
                 found = DaemonSets(client, namespace)
-                done, nodes = await clean(found, name, patience, named, _owner(), release)
-        except (UnreachableError, ForeignDaemonSetError) as error:
+                done, count = await nodes.clean(found, name, patience, named, _owner(), helm_release)
+        except (UnreachableError, nodes.ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")
             return
-        if done < nodes:
+        if done < count:
             click.echo(
-                f"{named}: {nodes - done} of {nodes} nodes were not cleaned up within {timeout}: run gpu-plugin cleanup on them, "
+                f"{named}: {count - done} of {count} nodes were not cleaned up within {timeout}: run gpu-plugin cleanup on them, "
                 "or leave their files, which do no harm",
                 err=True,
             )

@@ -28,6 +28,7 @@ class FakeApiServer:
         self.requests: list[tuple[str, dict[str, str], dict[str, str]]] = []
         self.token = "let-me-in"
         self.silent = False
+        self.wrong: list[bytes] = []
         self.ends_at_once = False
         self.packs = False
         self._server: asyncio.Server | None = None
@@ -156,6 +157,8 @@ class FakeApiServer:
         elif self.refusals and self.refusals[0][0] == verb:
             code = self.refusals.pop(0)[1]
             self._send(writer, code, _status(code, f'nodes is forbidden: User "us" cannot {verb} resource "nodes"'))
+        elif verb == "get" and self.wrong:
+            self._write(writer, 200, self.wrong.pop())
         elif verb == "get":
             there = ours and self.labels is not None
             self._send(writer, 200 if there else 404, self._node() if there else _status(404, "nodes not found"))
@@ -177,8 +180,16 @@ class FakeApiServer:
                     self._write_event(writer, "ADDED", self._node())
                 self._ring()
 
+    def line(self, line: bytes) -> None:
+        """Send a line to each watcher."""
+        for writer in self._watchers:
+            self._write_line(writer, line)
+
     def _write_event(self, writer: asyncio.StreamWriter, kind: str, content: dict[str, object]) -> None:
-        line = json.dumps({"type": kind, "object": content}).encode() + b"\n"
+        self._write_line(writer, json.dumps({"type": kind, "object": content}).encode())
+
+    def _write_line(self, writer: asyncio.StreamWriter, line: bytes) -> None:
+        line += b"\n"
         if (packer := self._packers.get(writer)) is not None:
             line = packer.compress(line) + packer.flush(zlib.Z_SYNC_FLUSH)
         middle = len(line) // 2  # in two pieces, as networks deliver
@@ -186,7 +197,9 @@ class FakeApiServer:
             writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 
     def _send(self, writer: asyncio.StreamWriter, code: int, content: dict[str, object]) -> None:
-        body = json.dumps(content).encode()
+        self._write(writer, code, json.dumps(content).encode())
+
+    def _write(self, writer: asyncio.StreamWriter, code: int, body: bytes) -> None:
         head = f"HTTP/1.1 {code} So\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
 

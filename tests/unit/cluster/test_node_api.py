@@ -4,11 +4,9 @@ import gzip
 import time
 
 import anyio
-import httpx2
 import pytest
 
 from gpu_plugin.cluster import answers, node_api
-from gpu_plugin.cluster.answers import LONGEST_MESSAGE
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.node_api import Condition, NodeApi
 from tests.unit.cluster.api_server import NODE
@@ -143,7 +141,7 @@ async def test_pauses_grow_are_spread_and_end(server, tmp_path, pauses):
 
 @pytest.mark.parametrize(("code", "says"), [
     (401, "does not accept our credentials"),
-    (403, "a ClusterRole that allows patch of nodes/status"),
+    (403, "a ClusterRole that allows PATCH /api/v1/nodes/node-a/status"),
     (422, "422"),
 ])  # fmt: skip
 async def test_a_refusal_is_no_reason_to_insist(server, api, pauses, code, says):
@@ -178,6 +176,7 @@ async def test_an_answer_that_makes_no_sense_is_said(server, api):
     server.taints = 5
     with pytest.raises(UnreachableError, match="not understood"):
         await api.read()
+    assert api.requests == 1, "the next answer would make no more sense"
 
 
 async def test_an_answer_that_is_packed_unasked_is_read_all_the_same(server, api):
@@ -186,40 +185,15 @@ async def test_an_answer_that_is_packed_unasked_is_read_all_the_same(server, api
     assert server.requests[-1][3]["accept-encoding"] == "identity"
 
 
-@pytest.mark.parametrize(("packs", "encoding", "says"), [
-    (lambda _: gzip.compress(b" " * 5_000_000), "gzip", f"longer than {LONGEST_MESSAGE} bytes"),
-    (lambda content: content, "gzip", "cannot be decompressed"),
-    (lambda content: gzip.compress(content)[:-20], "gzip", "not understood"),
-    (lambda content: content, "br", "compressed as br, although the request does not allow"),
+@pytest.mark.parametrize(("packs", "encoding"), [
+    (lambda content: content, "gzip"),
+    (lambda content: gzip.compress(content)[:-20], "gzip"),
+    (gzip.compress, "unknown"),
 ])  # fmt: skip
-async def test_an_answer_that_cannot_be_unpacked_is_said(server, api, pauses, packs, encoding, says):
+async def test_an_answer_that_cannot_be_unpacked_is_said(server, api, pauses, packs, encoding):
     server.packs, server.encoding = packs, encoding
-    with pytest.raises(UnreachableError, match=says):
+    with pytest.raises(UnreachableError, match=r"cannot be reached|not understood"):
         await api.read()
-
-
-def packed(content, size):
-    """An answer in pieces of `size` bytes."""
-
-    async def come():
-        for at in range(0, len(content), size):
-            yield content[at : at + size]
-
-    return httpx2.Response(200, headers={"Content-Encoding": "gzip"}, content=come())
-
-
-@pytest.mark.parametrize("size", [1, 7, 10_000])
-async def test_what_is_packed_in_several_members_is_read_whole_and_little_at_once(size):
-    parts = [b"one", b"", b" " * 300_000, b"last"]
-    content = b"".join(map(gzip.compress, parts))  # RFC 1952, 2.2: a file is a series of members
-    got = [piece async for piece in answers.pieces(packed(content, size))]
-    assert b"".join(got) == b"".join(parts)
-    assert max(map(len, got)) <= answers.LONGEST_PIECE
-
-
-async def test_what_follows_a_member_and_is_none_is_said():
-    with pytest.raises(UnreachableError, match="cannot be decompressed"):
-        await answers.body(packed(gzip.compress(b"{}") + b"more", 10_000))
 
 
 async def test_a_silent_server_is_given_up(server, api, pauses, monkeypatch):

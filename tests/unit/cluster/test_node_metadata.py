@@ -1,6 +1,7 @@
 """The label of the Node, with an API that answers, fails or is absent."""
 
 import importlib.util
+import json
 import socket
 import threading
 import time
@@ -184,7 +185,7 @@ async def test_missing_rights_are_logged_once_and_retried(api, kubeconfig, caplo
         await told.until("a100", "h100")
     assert caplog.text.count('cannot get resource "nodes"') == 1
     assert caplog.text.count('cannot watch resource "nodes"') == 1
-    assert "a ClusterRole that allows get and watch of nodes" in caplog.text
+    assert "a ClusterRole that allows GET /api/v1/nodes/node-a" in caplog.text
     assert caplog.text.count("followed again") == 1
 
 
@@ -310,18 +311,24 @@ async def test_a_node_that_is_removed_keeps_its_label_until_it_is_back(api, kube
         await told.until("a100", "h100")
 
 
-@pytest.mark.parametrize("answer", [b"not json", b'{"metadata": 5}', b"{}", b'{"a":' * 100_000])
-async def test_an_invalid_answer_is_logged_once(api, kubeconfig, answer, caplog, monkeypatch):
-    wrong = [answer, answer]
-
-    async def body(response):
-        content = await real(response)
-        return wrong.pop() if wrong else content
-
-    real = answers.body
-    monkeypatch.setattr(answers, "body", body)
+@pytest.mark.parametrize("answer", [b"not json", b'{"metadata": 5}', b"{}", b'{"a":' * 100_000, b"\xff"])
+async def test_an_invalid_answer_is_logged_once(api, kubeconfig, answer, caplog):
+    api.wrong = [answer, answer]
     async with following(kubeconfig) as told:
         await told.until(None)
+    assert caplog.text.count("is not understood") == 1
+
+
+@pytest.mark.parametrize(
+    "line", [b"not json", b'{"type": "MODIFIED", "object": {}}', b'{"type": "ERROR", "object": 5}', b"[]"]
+)
+async def test_an_invalid_event_is_logged_and_the_node_is_read_again(api, kubeconfig, line, caplog):
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        api.line(line)
+        await api.until(lambda: api.verbs() == ["get", "watch"] * 2 and api.watchers)
+        api.label("h100")
+        await told.until(None, "h100")
     assert caplog.text.count("cannot be used") == 1
 
 
@@ -351,12 +358,23 @@ async def test_an_event_of_three_megabytes_is_read(api, kubeconfig, caplog):
 
 
 async def test_an_endless_event_ends_the_watch(api, kubeconfig, caplog, monkeypatch):
-    monkeypatch.setattr(node_metadata, "LONGEST_MESSAGE", 400)
+    monkeypatch.setattr(node_metadata, "LONGEST_EVENT", 400)
     async with following(kubeconfig):
         await api.until(lambda: api.watchers)
         api.event("MODIFIED", {"metadata": {"labels": {LABEL: "x" * 2000}}})
         await api.until(lambda: api.verbs() == ["get", "watch"] * 2)
     assert "longer than 400 bytes" in caplog.text
+
+
+async def test_an_annotation_may_contain_line_separators_other_than_a_newline(api, kubeconfig, caplog):
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        text = "a \x85 b \u2028 c \u2029 d"
+        event = {"metadata": {"resourceVersion": "7", "labels": {LABEL: "h100"}, "annotations": {"a": text}}}
+        api.line(json.dumps({"type": "MODIFIED", "object": event}, ensure_ascii=False).encode())
+        await told.until(None, "h100")
+        assert api.verbs() == ["get", "watch"]
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
+import yaml
 
 from gpu_plugin.cli import main
 from gpu_plugin.cli.uninstall import nodes
-from gpu_plugin.cli.uninstall.template import cleanup_daemonset
-from tests.unit.cli.uninstall.test_template import daemonset
+from gpu_plugin.cli.uninstall.nodes import CLEANUP, cleanup_daemonset
 
 
 class QuietServer(ThreadingHTTPServer):
@@ -140,8 +141,19 @@ def uninstall(tmp_path, capsys, monkeypatch):
     return run
 
 
-def plugin(count):
-    return daemonset() | {"status": status(count, count)}
+CLEANING: dict[str, Any] = {
+    "apiVersion": "apps/v1",
+    "kind": "DaemonSet",
+    "metadata": {"name": "plugin-cleanup", "namespace": "gpus", "labels": {CLEANUP: "plugin-cleanup"}},
+    "spec": {"template": {"spec": {"initContainers": [{"name": "cleanup", "args": ["cleanup", "--wait"]}]}}},
+}
+
+
+def plugin(count, cleaning=CLEANING):
+    metadata = {"name": "plugin", "namespace": "gpus", "labels": {"team": "a"}, "uid": "1", "resourceVersion": "2"}
+    metadata["annotations"] = {CLEANUP: yaml.safe_dump(cleaning)}
+    spec = {"template": {"spec": {"containers": [{"name": "gpu-plugin", "args": ["run"]}]}}}
+    return {"metadata": metadata, "spec": spec, "status": status(count, count)}
 
 
 def test_the_plugin_goes_then_its_traces_then_what_removed_them(uninstall):
@@ -153,7 +165,7 @@ def test_the_plugin_goes_then_its_traces_then_what_removed_them(uninstall):
         "2 of 2 nodes are clean",
     ]
     assert api.objects == {}
-    assert api.made["spec"]["template"]["spec"]["initContainers"][0]["args"][0] == "cleanup"
+    assert api.made == CLEANING | {"metadata": {**CLEANING["metadata"], "annotations": {}}, "status": status(2, 2)}
     changes = [each for each in api.requests if each[0] != "GET"]
     assert changes == [("POST", ""), ("DELETE", "plugin"), ("DELETE", "plugin-cleanup")]
 
@@ -164,17 +176,13 @@ APPLIED = {"deprecated.daemonset.template.generation": "1", "kubectl.kubernetes.
 
 def annotated(annotations):
     found = plugin(1)
-    if annotations is None:
-        del found["metadata"]["annotations"]
-    else:
-        found["metadata"]["annotations"] = annotations
+    found["metadata"]["annotations"] |= annotations
     return found
 
 
 @pytest.mark.parametrize(
     "annotations",
     [
-        None,
         {},
         APPLIED,
         {"meta.helm.sh/release-name": "plugin"},
@@ -248,11 +256,21 @@ def test_a_daemonset_that_is_gone_already_is_no_failure(uninstall):
     assert out.startswith("DaemonSet gpus/plugin: there is no such DaemonSet: nothing to clean up (")
 
 
-def test_a_foreign_daemonset_is_refused_and_not_changed(uninstall):
-    with Api(daemonset(args=["other"])) as api:
+OTHER_NAME = CLEANING | {"metadata": {**CLEANING["metadata"], "name": "other-cleanup"}}
+OTHER_NAMESPACE = CLEANING | {"metadata": {**CLEANING["metadata"], "namespace": "other"}}
+
+
+@pytest.mark.parametrize("cleaning", [None, {}, [], "no: YAML: at all", OTHER_NAME, OTHER_NAMESPACE])
+def test_a_daemonset_without_a_valid_annotation_is_refused_and_not_changed(uninstall, cleaning):
+    found = plugin(1, cleaning)
+    if cleaning is None:
+        del found["metadata"]["annotations"]
+    elif isinstance(cleaning, str):
+        found["metadata"]["annotations"] = {CLEANUP: cleaning}
+    with Api(found) as api:
         code, _, err = uninstall(api)
     assert code == 1
-    assert err.startswith("gpu-plugin: DaemonSet gpus/plugin: it does not run gpu-plugin")
+    assert err.startswith("gpu-plugin: DaemonSet gpus/plugin: it has no annotation gpu-plugin/cleanup")
     assert {method for method, _ in api.requests} == {"GET"}
 
 
@@ -293,11 +311,31 @@ def test_an_attempt_that_is_told_to_stop_puts_the_daemonset_back(tmp_path):
         running.terminate()
         out, err = running.communicate(timeout=20)
         assert list(api.objects) == ["plugin"]
-        assert "uid" not in api.objects["plugin"]["metadata"]
-        assert api.objects["plugin"]["spec"] == found["spec"]
+        again = api.objects["plugin"]
+        kept = ("name", "namespace", "labels", "annotations")
+        assert again["metadata"] == {key: found["metadata"][key] for key in kept}
+        assert again["spec"] == found["spec"]
+        assert "status" not in again
     assert running.returncode == 1
     assert "interrupted: the DaemonSet is restored" in out
     assert "interrupted by a signal" in err
+
+
+@pytest.mark.parametrize("first", [{}, {"observedGeneration": 0, "numberReady": 9, "desiredNumberScheduled": 9}])
+def test_a_status_of_before_the_controller_has_processed_the_daemonset_does_not_count(uninstall, first):
+    with Api(
+        plugin(1), first, status(0, 1), {"observedGeneration": 1, "desiredNumberScheduled": 1}, status(1, 1)
+    ) as api:
+        code, out, _ = uninstall(api)
+    assert code == 0
+    assert [line for line in out.splitlines() if line.endswith("clean")] == [
+        "DaemonSet gpus/plugin: 1 of 1 node is clean"
+    ]
+
+
+def test_names_fit_into_a_label():
+    assert nodes.cleanup_name("a" * 80) == f"{'a' * 55}-cleanup"
+    assert nodes.cleanup_name("a" * 54 + "-b") == f"{'a' * 54}-cleanup"
 
 
 def test_an_attempt_without_the_rights_leaves_the_daemonset(uninstall):
