@@ -11,39 +11,18 @@ from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
-from gpu_plugin.health.signals.orders import MAINTENANCE
+from gpu_plugin.health.wording import Change
+from gpu_plugin.health.wording import news as news_of
 from gpu_plugin.kubelet.snapshot import Snapshot
 from gpu_plugin.runtime.printable import printable
 
-# The reasons of Events; docs/cluster.md says what each means.
-UNHEALTHY = "GPUUnhealthy"
-DEGRADED = "GPUDegraded"
-HEALTHY = "GPUHealthy"
-APPLICATION = "ApplicationError"
-CORDONED = "GPUCordoned"
-UNCORDONED = "GPUUncordoned"
-RELEASED = "GPUReleased"
-RESUMED = "GPUResumed"
-
 
 def reason(change: Transition) -> str:
-    """Return the reason of the Event for a change; empty if the change needs no Event."""
-    if SIGNALS[change.signal].kind is SignalKind.ORDER:
-        begins = change.verdict is not Verdict.OK
-        if change.signal == MAINTENANCE:
-            return RELEASED if begins else RESUMED
-        return CORDONED if begins else UNCORDONED
-    if change.verdict is Verdict.FATAL:
-        return UNHEALTHY
-    if change.verdict is Verdict.APP:
-        return APPLICATION
-    if change.verdict is Verdict.DEGRADED:
-        return "" if change.standing is Verdict.FATAL else DEGRADED
-    if change.before <= Verdict.APP:
-        return ""
-    if change.standing <= Verdict.APP:
-        return HEALTHY
-    return DEGRADED if change.before is Verdict.FATAL and change.standing is Verdict.DEGRADED else ""
+    """Return the reason of the Event for a change; empty if the change needs no Event. A further fault gets an Event, too."""
+    told = news_of(change, "").change
+    if told or change.verdict < Verdict.DEGRADED or change.others > change.verdict:
+        return told.value
+    return Change.UNHEALTHY.value if change.verdict is Verdict.FATAL else Change.DEGRADED.value
 
 
 def news(change: Transition, gpus: Sequence[Gpu], about: Object, at: float) -> EventContent | None:
@@ -55,15 +34,10 @@ def news(change: Transition, gpus: Sequence[Gpu], about: Object, at: float) -> E
     why = reason(change) if operator or concerns_pods(change) else ""
     if not why:
         return None
-    gpu = next((gpu for gpu in gpus if gpu.uuid == change.uuid), None)
-    name = called(gpu) if gpu is not None else f"GPU ({change.uuid})"
-    part = f", MIG device {change.device}" if change.device else ""
-    words = change.detail or change.signal
-    if change.xid_name and change.xid_name not in words:
-        words = f"{words}: {change.xid_name}"
-    over = " is over" if change.verdict is Verdict.OK else ""
-    action = f". What to do: {change.action}" if operator and change.action and not over else ""
-    return EventContent(about, why, printable(f"{name}{part}: {words}{over}{action}"), why in _WARNINGS, at)
+    gpu = next((called(gpu) for gpu in gpus if gpu.uuid == change.uuid), f"GPU ({change.uuid})")
+    text = news_of(change, f"MIG device {change.device} of {gpu}" if change.device else gpu).text
+    action = f". What to do: {change.action}" if operator and change.action and change.verdict is not Verdict.OK else ""
+    return EventContent(about, why, printable(f"{text}{action}"), why in _WARNINGS, at)
 
 
 def concerns_pods(change: Transition) -> bool:
@@ -86,4 +60,4 @@ def pods_on(
     )
 
 
-_WARNINGS = frozenset({UNHEALTHY, DEGRADED, APPLICATION})
+_WARNINGS = frozenset({Change.UNHEALTHY, Change.DEGRADED, Change.APPLICATION})

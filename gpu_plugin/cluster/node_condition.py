@@ -15,13 +15,11 @@ import msgspec
 from gpu_plugin.cluster.node_api import Condition
 from gpu_plugin.config.times import rfc3339
 from gpu_plugin.config.words import are, shortened
-from gpu_plugin.devices.gpu_names import called
-from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.signals import SIGNALS, SignalKind, advice
+from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.runtime.rates import TokenBucket
+from gpu_plugin.status.model import Gpu
 
 CONDITION: Final = "GPUHealthy"
 TAINT: Final = "nvidia.com/gpu-unhealthy"
@@ -196,30 +194,28 @@ def _described(gpu: GpuFitness) -> str:
     return f"{gpu.name}: {why}{f' ({gpu.action})' if gpu.action else ''}"
 
 
-def fitness_of(ledger: HealthLedger, gpu: Gpu) -> GpuFitness:
-    """Return the fitness of a GPU of the node."""
-    standing = sorted(
-        ((key, latch, verdict) for key, latch, verdict in ledger.standing(gpu.uuid, None) if verdict > Verdict.APP),
-        key=lambda one: (bool(one[0].device), -one[2], one[1].since, one[0]),
-    )
-    unseen = [one for one in standing if SIGNALS[one[0].signal].of_process]
-    orders = [one for one in standing if SIGNALS[one[0].signal].kind is SignalKind.ORDER]
-    faults = [one for one in standing if one not in unseen and one not in orders]
-    if any(verdict is Verdict.FATAL and not key.device for key, _, verdict in faults):
+def fitness_of(name: str, gpu: Gpu) -> GpuFitness:
+    """Return the fitness of a GPU in the status. `name` is its name in messages."""
+    open_ = [signal for signal in gpu.signals if Verdict[signal.verdict] > Verdict.APP]
+    known = {signal.name: SIGNALS.get(signal.name) for signal in open_}
+    unseen = [each for each in open_ if (of := known[each.name]) is not None and of.of_process]
+    orders = [each for each in open_ if (of := known[each.name]) is not None and of.kind is SignalKind.ORDER]
+    faults = [each for each in open_ if each not in unseen and each not in orders]
+    faults.sort(key=lambda each: bool(each.device))
+    if any(each.verdict == Verdict.FATAL.name and not each.device for each in faults):
         fitness, reasons = Fitness.UNHEALTHY, faults
-    elif unseen and not any(key.signal == MAINTENANCE for key, _, _ in orders):  # a released GPU is not checked
+    elif unseen and not any(each.name == MAINTENANCE for each in orders):  # a released GPU is not checked
         fitness, reasons = Fitness.UNSEEN, unseen
     elif orders:
         fitness, reasons = Fitness.HELD_BACK, orders
     elif faults:
         fitness, reasons = Fitness.DEGRADED, faults
     else:
-        return GpuFitness(called(gpu), Fitness.HEALTHY)
-    first, latch, _ = reasons[0]
+        return GpuFitness(name, Fitness.HEALTHY)
     return GpuFitness(
-        called(gpu),
+        name,
         fitness,
-        tuple(dict.fromkeys(each.detail or key.signal for key, each, _ in reasons)),
-        tuple(dict.fromkeys(" ".join(filter(None, key)) for key, _, _ in reasons)),
-        advice(first, ledger.policy, gpu.uuid, latch, ledger.facts(gpu.uuid)),
+        tuple(dict.fromkeys(each.detail for each in reasons)),
+        tuple(dict.fromkeys(" ".join(filter(None, (each.name, str(each.xid or ""), each.device))) for each in reasons)),
+        reasons[0].action,
     )

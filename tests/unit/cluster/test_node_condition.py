@@ -22,8 +22,11 @@ from gpu_plugin.cluster.node_condition import (
     wanted,
 )
 from gpu_plugin.config.times import rfc3339
+from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.explain import explain
 from gpu_plugin.health.observation import Order, Sample, XidEvent
+from gpu_plugin.status import gpus
 from tests.unit.health.ledgers import LOST, SEEN, A, B, ledger
 
 GPUS = (Gpu(A, 0, pci_bus_id="00000000:1B:00.0"), Gpu(B, 1))
@@ -38,7 +41,8 @@ def after(*seen, unseen=False):
         made.booted("boot-2")
     for each in seen:
         made.observe(A, each, T)
-    return tuple(fitness_of(made, gpu) for gpu in GPUS)
+    entries = (gpus.gpu(gpu, explain(made, gpu, T), made.standing(gpu.uuid, None)) for gpu in GPUS)
+    return tuple(fitness_of(called(gpu), entry) for gpu, entry in zip(GPUS, entries, strict=True))
 
 
 def one(fitness, number=0, causes=()):
