@@ -44,7 +44,7 @@ def without_configuration(settings: Settings, wait: "Wait", started: float) -> S
     status = Status(
         at=now,
         node=settings.node_name or socket.gethostname(),
-        daemon=_process(started, now),
+        daemon=_process(started),
         waiting=why if faults else f"{why}: {wait.why}",
         state=model.State(directory=str(settings.state_dir)),
         driver=model.Driver(answered=False),
@@ -77,7 +77,7 @@ def built(view: "NodeView", held: "HoldersByDevice | None" = None) -> Status:
     status = Status(
         at=unix,
         node=view.node_name,
-        daemon=_process(view.now.started, unix),
+        daemon=_process(view.now.started),
         waiting=view.now.waits_for,
         state=model.State(directory=str(settings.state_dir), trouble=_unwritten(view)),
         driver=model.Driver(
@@ -202,14 +202,13 @@ def _unwritten(view: "NodeView") -> str:
     return "; ".join(filter(None, troubles))
 
 
-def _process(started: float, now: float) -> model.Process:
-    """Return the entry of this process. Both arguments are Unix times in seconds."""
+def _process(started: float) -> model.Process:
+    """Return the entry of this process, which started at this Unix time in seconds."""
     return model.Process(
         version=__version__,
         python=platform.python_version(),
         pid=os.getpid(),
         started=started,
-        uptime_seconds=round(now - started),
         log_lines_dropped=dropped(),
     )
 

@@ -22,7 +22,7 @@ from gpu_plugin.placement.views.report import Offered
 from gpu_plugin.status.model import Devices, Gpu, GpuState, HolderCount, Missing, Registration, Resource
 from gpu_plugin.status.readings import Newest, told
 
-MAX_NAMED_IDS = 8  # device ids and reasons in the entry of a resource
+MAX_REASONS = 8  # in the entry of a resource
 MAX_HOLDERS = 64  # containers in the entry of a GPU or MIG device
 
 Standings = Sequence[tuple[LatchKey, AnyLatch, Verdict]]
@@ -59,17 +59,13 @@ def listed(views: Mapping[str, ResourceView], withheld: Mapping[str, tuple[str, 
 
 
 def _resource(devices: Sequence[Device]) -> Resource:
-    unhealthy = [device for device in devices if not device.healthy and not device.retired]
-    retired = [device.id for device in devices if device.retired]
-    reasons = dict.fromkeys(device.reason for device in unhealthy)
+    reasons = dict.fromkeys(device.reason for device in devices if not device.healthy and not device.retired)
     return Resource(
         devices=len(devices),
         healthy=sum(device.healthy for device in devices),
-        retired=len(retired),
+        retired=sum(device.retired for device in devices),
         sharing=tuple(sorted({device.shared for device in devices if device.shared and not device.retired})),
-        unhealthy_ids=tuple(device.id for device in unhealthy[:MAX_NAMED_IDS]),
-        retired_ids=tuple(retired[:MAX_NAMED_IDS]),
-        reasons=tuple(reasons)[:MAX_NAMED_IDS],
+        reasons=tuple(reasons)[:MAX_REASONS],
     )
 
 

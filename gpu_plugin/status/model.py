@@ -66,7 +66,6 @@ class Process(Part, frozen=True, kw_only=True):
     python: str = ""
     pid: int = 0
     started: float = 0.0
-    uptime_seconds: int = 0
     log_lines_dropped: int = 0
 
 
@@ -120,7 +119,7 @@ class Resource(Part, frozen=True, kw_only=True):
     Retired devices are gone, and are listed until no pod can hold them. `sharing` has the ways in which devices are shared.
     `held_back` counts unhealthy devices that only an operator's order keeps from pods, and
     `faulty` unhealthy devices with a fault of their hardware. `held` counts devices that pods hold,
-    None if that is not known. `unhealthy_ids`, `retired_ids` and `reasons` are the first ones.
+    None if that is not known. `reasons` has the first reasons of unhealthy devices.
     """
 
     devices: int
@@ -130,8 +129,6 @@ class Resource(Part, frozen=True, kw_only=True):
     held_back: int = 0
     faulty: int = 0
     held: int | None = None
-    unhealthy_ids: tuple[str, ...] = ()
-    retired_ids: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     registration: Registration = Registration()
 

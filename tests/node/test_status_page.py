@@ -48,7 +48,7 @@ async def test_readers_that_never_read_cost_probes_and_pods_nothing(kubelet, dir
     for page in ("", "status.json", "links.svg", "livez", "metrics"):
         await told(port, page, 200)
     silent = []
-    for _ in range(40):  # more than there may be connections
+    for _ in range(40):  # the limit of connections is 32
         client = await anyio.connect_tcp("127.0.0.1", port)
         await client.send(b"GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         silent.append(client)

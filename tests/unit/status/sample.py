@@ -38,7 +38,7 @@ COUNTERS = model.Counters(
 )
 
 STATUS = Status(
-    daemon=model.Process(version="1.2.3", python="3.11.7", pid=7, started=1.0, uptime_seconds=60),
+    daemon=model.Process(version="1.2.3", python="3.11.7", pid=7, started=1.0),
     driver=model.Driver(version="580.1"),
     kubelet=model.Kubelet(socket="/k/kubelet.sock", directory="/k"),
     resources={
@@ -46,8 +46,6 @@ STATUS = Status(
             devices=9,
             healthy=6,
             retired=1,
-            unhealthy_ids=("GPU-2", "GPU-3"),
-            retired_ids=("MIG-1",),
             registration=model.Registration(registered=True, since=2.0, endpoint="/k/ours.sock"),
         )
     },

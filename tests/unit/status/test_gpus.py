@@ -91,17 +91,16 @@ def test_the_state_is_that_of_the_worst_cause(explained, latches, withheld, stat
     assert gpus.gpu(GPU, explained, latches, withheld).state == state
 
 
-def test_a_resource_names_what_is_unhealthy():
+def test_a_resource_has_the_reasons_of_its_unhealthy_devices():
     found = gpus.listed({"r": view(*DEVICES)}, {}).resources["r"]
     assert found == model.Resource(
         devices=3,
         healthy=1,
-        unhealthy_ids=("GPU-0::1", "GPU-1::0"),
         reasons=("its MPS daemon is down", "lost"),
     )
 
 
-def test_only_so_many_are_named_and_retired_devices_are_named_apart():
+def test_only_the_first_reasons_are_named_and_retired_devices_are_counted_apart():
     unhealthy = [Device(f"sick-{at}", "GPU-0", "GPU-0", "0", reason=f"reason {at}") for at in range(9)]
     gone = [Device(f"gone-{at}", "GPU-0", "GPU-0", "0", reason="repartitioned", retired=True) for at in range(9)]
     found = gpus.listed({"r": view(*gone, *unhealthy)}, {}).resources["r"]
@@ -109,8 +108,6 @@ def test_only_so_many_are_named_and_retired_devices_are_named_apart():
         devices=18,
         healthy=0,
         retired=9,
-        unhealthy_ids=tuple(f"sick-{at}" for at in range(8)),
-        retired_ids=tuple(f"gone-{at}" for at in range(8)),
         reasons=tuple(f"reason {at}" for at in range(8)),
     )
 
