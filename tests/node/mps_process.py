@@ -45,7 +45,7 @@ class MpsProcess(DaemonProcess):
                 assert self.process.poll() is None, self.log.read_text()
                 await anyio.sleep(0.02)
             return
-        raise AssertionError(f"it never came to be. The log:\n{self.log.read_text()[-3000:]}")
+        raise AssertionError(f"it never happened. The log:\n{self.log.read_text()[-3000:]}")
 
     def modes(self):
         """Compute modes by index, but for DEFAULT."""

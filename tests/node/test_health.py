@@ -77,7 +77,7 @@ async def until_told(daemon, expected, gpu: int | str = SICK, seconds: float = 1
         while not expected(told := await explained(daemon, gpu)):
             await anyio.sleep(0.05)
         return told
-    raise AssertionError(f"GPU {gpu} never came to that: {told}")
+    raise AssertionError(f"GPU {gpu} never reached that state: {told}")
 
 
 def held_by(fault: Fault):

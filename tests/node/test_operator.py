@@ -92,7 +92,7 @@ async def test_the_log_says_at_the_start_what_is_served(kubelet, daemon):
 
 
 async def ask(daemon, *arguments):
-    """What `gpu-plugin` says about a daemon, in a process of its own: exit status and the JSON on its standard output."""
+    """Return the exit status and the JSON that `gpu-plugin` prints about a daemon."""
     done = await ran(*arguments, "--state-dir", daemon.state, "-o", "json")
     return done.returncode, json.loads(done.stdout or "null")
 
