@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const EVERY = 2000, HIDDEN = 30000, PATIENCE = 10000; // ms between requests, the same if the page is hidden, and for an answer
-  const STALE = 25000; // ms without an answer after which the page is marked
+  const STALE = 10000; // ms without an answer after which the page is marked
   const STATES = {
     unhealthy: ["✕", "Unhealthy"], withheld: ["▲", "withheld"], degraded: ["▲", "degraded"],
     "held-back": ["■", "held back"], healthy: ["✓", "Healthy"],
@@ -159,7 +159,7 @@
     if (!status.links) return null;
     const picture = make("img", { src: `links.svg?v=${encodeURIComponent(status.links.version)}`, alt: status.links.words.join(" ") });
     const rows = status.links.rows.map((row, at) => [`GPU ${status.links.gpus[at]}`, ...row]);
-    const heads = ["", ...status.links.gpus.map((index) => `GPU ${index}`)];
+    const heads = ["GPU", ...status.links.gpus.map((index) => `GPU ${index}`)];
     return [picture, make("ul", { class: "plain muted" }, status.links.words.map((words) => make("li", {}, words))),
       fold("link-table", "Table of links", make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Table of links" }, table("Links", heads, rows)),
         make("dl", {}, Object.entries(status.links.legend).map(([word, text]) => [make("dt", {}, word), make("dd", {}, text)])))];
