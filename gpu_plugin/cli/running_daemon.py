@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
-from click.shell_completion import CompletionItem
 
-from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.places import STATE_DIR
-from gpu_plugin.devices import node
-from gpu_plugin.devices.gpu_names import HOW, named
+from gpu_plugin.devices.gpu_names import HOW
 from gpu_plugin.runtime import control
-from gpu_plugin.status.model import Gpu, Missing, Status
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from gpu_plugin.status.model import Gpu, Missing, Status
 
 COMPLETED_WITHIN = 0.5  # seconds that the completion of a GPU's name waits for the daemon
 
@@ -40,8 +40,13 @@ def gpu_argument(*, required: bool) -> Callable[[Callable[..., Any]], Callable[.
     )
 
 
-def _complete_gpu(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def _complete_gpu(context: click.Context, _parameter: click.Parameter, begun: str) -> "list[CompletionItem]":
     """Return the indices and uuids of the GPUs that begin so; none if no daemon answers soon."""
+    import msgspec  # noqa: PLC0415 - verbs that only send an order are light
+    from click.shell_completion import CompletionItem  # noqa: PLC0415
+
+    from gpu_plugin.status.model import Status  # noqa: PLC0415
+
     state_dir = context.params.get("state_dir") or Path(STATE_DIR)
     try:
         gpus = msgspec.convert(control.request(state_dir, "status", patience=COMPLETED_WITHIN), Status).gpus
@@ -88,13 +93,17 @@ def ask(
         raise click.ClickException(f"{error}{hint}") from None
 
 
-def status_of(state_dir: Path) -> Status:
+def status_of(state_dir: Path) -> "Status":
     """Return the daemon's status.
 
     Raises:
         NoDaemon: no daemon answers, or its status is of another version.
         ClickException: the daemon refuses.
     """
+    import msgspec  # noqa: PLC0415 - as above
+
+    from gpu_plugin.status.model import Status  # noqa: PLC0415
+
     reply = ask(state_dir, "status")
     try:
         return msgspec.convert(reply, Status)
@@ -102,8 +111,12 @@ def status_of(state_dir: Path) -> Status:
         raise NoDaemon(f"the running daemon is of another version: its status is not known here: {error}") from None
 
 
-def find_gpu(name: str, status: Status) -> Gpu | Missing:
+def find_gpu(name: str, status: "Status") -> "Gpu | Missing":
     """Return the GPU with this name, which may be missing. Raises UsageError if none or several GPUs have it."""
+    from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415 - as above
+    from gpu_plugin.devices import node  # noqa: PLC0415
+    from gpu_plugin.devices.gpu_names import named  # noqa: PLC0415
+
     known = [node.Gpu(gpu.uuid, gpu.index, pci_bus_id=gpu.bus_id) for gpu in status.gpus]
     known += [node.Gpu(gpu.uuid, -1 - at, pci_bus_id=gpu.bus_id) for at, gpu in enumerate(status.missing)]
     if name.strip().isdecimal() and len([gpu for gpu in status.gpus if gpu.index == int(name)]) > 1:

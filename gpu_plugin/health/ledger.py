@@ -338,20 +338,25 @@ class HealthLedger:
         return self.policy.xids.judge(number).answered_by(record.facts.driver_branch)
 
     def _transitions(self, uuid: str, record: GpuRecord, changed: Changed) -> tuple[Transition, ...]:
-        return tuple(
-            self._transition(uuid, record, key, old)
-            for key, old in changed.items()
-            if self._standing(key, old) is not self._standing(key, record.latches.get(key))
-        )
+        """Return the changes of verdict, one after the other: each is judged by the former state of the later ones."""
+        later, found = dict(changed), []
+        for key, old in changed.items():
+            del later[key]
+            if self._standing(key, old) is not self._standing(key, record.latches.get(key)):
+                found.append(self._transition(uuid, record, key, old, later))
+        return tuple(found)
 
-    def _transition(self, uuid: str, record: GpuRecord, key: LatchKey, old: AnyLatch | None) -> Transition:
+    def _transition(
+        self, uuid: str, record: GpuRecord, key: LatchKey, old: AnyLatch | None, later: Changed
+    ) -> Transition:
         new = record.latches.get(key)
         latch = new if new is not None and new.verdict is not Verdict.OK else old
         assert latch is not None
         verdict, number = self._standing(key, new), xid_number(key)
         # A missing first look is no fault: the first fault of a GPU makes it Unhealthy
-        open_ = self.standing(uuid, key.device)
-        others = (v for k, _, v in open_ if k != key and not SIGNALS[k.signal].of_process)
+        open_ = {k: v for k, _, v in self.standing(uuid, key.device) if not SIGNALS[k.signal].of_process}
+        open_ |= {k: self._standing(k, before) for k, before in later.items() if k.device in ("", key.device)}
+        open_.pop(key, None)
         return Transition(
             uuid,
             key.signal,
@@ -363,7 +368,7 @@ class HealthLedger:
             number,
             "" if verdict is Verdict.OK else advice(key, self.policy, uuid, latch, record.facts),
             "" if number is None else self.policy.xids.judge(number).name,
-            max(others, default=Verdict.OK),
+            max(open_.values(), default=Verdict.OK),
             key.part,
         )
 

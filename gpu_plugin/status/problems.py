@@ -58,7 +58,11 @@ def _node(
 
 
 def _waiting(status: Status, shell: Shell) -> Iterator[Problem]:
-    yield _node("waiting", "warning", "Nothing is served yet", status.waiting, shell, "this daemon has the node")
+    if status.configuration.since is None:
+        recovers = "there is a valid configuration"
+        yield _node("no-configuration", "critical", "Nothing is served yet", status.waiting, shell, recovers)
+    else:
+        yield _node("waiting", "warning", "Another daemon has this node", status.waiting, shell, "the other daemon has ended")
 
 
 def _driver(status: Status, shell: Shell) -> Iterator[Problem]:

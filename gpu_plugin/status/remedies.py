@@ -48,6 +48,7 @@ RESTART = Step("Restart the plugin", "RESTART")
 
 REMEDIES: Mapping[str, tuple[Step, ...]] = {
     "waiting": (Step("Wait for the other daemon to end, or end it: one daemon serves a node"), DETAILS),
+    "no-configuration": (Step("Give the Node's label the name of a valid config file"), DETAILS),
     "driver": (DETAILS, Step("Look for the kernel's messages, on the node", "dmesg | grep -iE 'nvrm|xid'")),
     "driver-silent": (Step("Try the driver, on the node", "nvidia-smi"), DETAILS),
     "restart": (RESTART,),

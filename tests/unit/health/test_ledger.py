@@ -180,6 +180,14 @@ def test_each_change_of_a_verdict_is_reported_once_with_its_fields():
     assert (change.uuid, change.device, change.xid, change.standing) == (A, "MIG-1", 46, FATAL)
 
 
+def test_changes_of_one_observation_are_judged_one_after_the_other():
+    one = ledger()
+    hot = Sample(temperature=96, sram_threshold=True)
+    changes = observe(one, STARTED, *[hot] * 4)
+    assert len(changes) >= 2
+    assert [change.stood < FATAL <= change.standing for change in changes].count(True) == 1
+
+
 def test_a_gpu_recovers_with_its_last_fatal_signal():
     one = ledger()
     changes = observe(one, GOOD, HUNG, RESET_REQUIRED, Order("cordon"), GOOD, GOOD, GOOD, Order("uncordon"))
