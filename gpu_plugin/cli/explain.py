@@ -1,11 +1,11 @@
-"""`gpu-plugin explain`: prints the reasons of each GPU's state, their start, and the recovery."""
+"""`gpu-plugin explain`: prints the reasons of each GPU's state, what to do, and the recovery."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
 
 from gpu_plugin.cli.output import (
     PROBLEM_FOUND,
@@ -17,76 +17,125 @@ from gpu_plugin.cli.output import (
     width,
     wrapped,
 )
-from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
-from gpu_plugin.config.times import duration, utc
-
-_GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
+from gpu_plugin.cli.running_daemon import (
+    OfGpu,
+    ask,
+    converted,
+    gpu_argument,
+    gpu_named,
+    holders,
+    state_dir_option,
+)
+from gpu_plugin.config.times import age, utc
+from gpu_plugin.health.explain import Explanation
+from gpu_plugin.status.model import STATES, Gpu, Missing, Problem, Status, Step
 
 
 @click.command(
     "explain",
-    help="Why a GPU is in its state, since when, and what would clear it; those that are unfit come first.",
+    cls=OfGpu,
+    help="Why a GPU is in its state, since when, which pods hold it, what to do, and what it recovers by. Without a GPU: all, "
+    "those that are unfit first.",
     epilog="Healthy or Unhealthy is the GPU's state for the kubelet: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
     "application's own error) and OK (nothing) are Healthy, and pods still get the GPU, unless it says why it is "
     "withheld: an MPS daemon that is down, or a CDI specification that is not written, say. Exit status 1 where a GPU that was "
     "asked for is Unhealthy or missing.",
 )
 @state_dir_option
-@gpus_option
+@gpu_argument
 @output_options
 def command(state_dir: Path, gpu: str | None, output: str) -> int:
-    """Print the daemon's report of its GPUs."""
-    reply = ask(state_dir, "explain", gpu)
-    if output in ("json", "yaml"):
-        click.echo(structured(reply, output))
-    elif not reply["gpus"]:
+    """Print the state of GPUs."""
+    reply = ask(state_dir, "status")
+    as_data = output in ("json", "yaml")
+    status = converted(reply if as_data else displayable(reply))
+    gpus: list[Gpu | Missing] = (
+        [gpu_named(gpu, status)] if gpu is not None else [*status.missing, *_unfit_first(status)]
+    )
+    if as_data:
+        click.echo(structured(_data(gpus, status), output))
+    elif not gpus:
         click.echo("no GPU is known yet: the driver does not work, or finds none; the daemon's log says which")
     else:
         now, columns = time.time(), width()
-        ranked = sorted(displayable(reply["gpus"]), key=_rank)
-        blocks = ["\n".join(lines(each, now, columns)) for each in ranked if _remarked(each)]
-        others = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not _remarked(each))
-        click.echo("\n\n".join([*blocks, *([others] if others else [])]))
-    return PROBLEM_FOUND if any(each["health"] != "Healthy" for each in reply["gpus"]) else SUCCESS
+        click.echo("\n\n".join("\n".join(lines(each, status, now, columns)) for each in gpus))
+    return SUCCESS if all(isinstance(each, Gpu) and each.healthy for each in gpus) else PROBLEM_FOUND
 
 
-def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
-    """Yield a GPU's state as text; `now` is Unix time in seconds, `columns` the greatest width of a line."""
-    is_degraded = (gpu["health"], gpu["verdict"]) == ("Healthy", "DEGRADED")
-    verdict = "" if gpu["verdict"] == "OK" else f", {'degraded' if is_degraded else gpu['verdict']}"
-    index = "" if gpu["index"] is None else f" {gpu['index']}"  # a missing GPU has none
-    named = "  ".join(filter(None, (f"GPU{index}", gpu.get("bus_id"), gpu["uuid"], gpu.get("model"))))
-    head = (
-        f"{named}  {coloured(gpu['health'] + verdict, gpu['health'] if gpu['verdict'] != 'DEGRADED' else 'degraded')}"
+def _unfit_first(status: Status) -> list[Gpu]:
+    return sorted(status.gpus, key=lambda gpu: STATES.index(gpu.state))
+
+
+def _data(gpus: list[Gpu | Missing], status: Status) -> Mapping[str, object]:
+    problems = {problem: None for gpu in gpus for problem in _problems(gpu, status)}
+    data: dict[str, object] = msgspec.to_builtins(
+        {
+            "gpus": [gpu for gpu in gpus if isinstance(gpu, Gpu)],
+            "missing": [gpu for gpu in gpus if isinstance(gpu, Missing)],
+            "problems": list(problems),
+        }
     )
-    yield from wrapped(head, "    ", columns)
-    for line in _details(gpu, now):
-        yield from wrapped(line, " " * (12 if line.startswith("    ") else 4), columns)
+    return data
 
 
-def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
-    for reason in gpu.get("withheld", ()):
-        yield f"  withheld: {reason}"
-    for notice in gpu.get("notices", ()):
-        yield f"  note: {notice['found']}"
-        yield f"    to do   {notice['remedy']}"
-    for signal in gpu["signals"]:
-        whose = f", MIG device {signal['device']}" if signal.get("device") else ""
-        grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""
-        yield f"  {signal['name']}{grade}: {signal['detail']}"
-        if signal["since"] is not None:
-            yield f"    since   {utc(signal['since'])}, for {duration(now - signal['since'], running=True)}"
-        yield f"    clears  {signal['clears']}"
-        if signal.get("action"):
-            yield f"    to do   {signal['action']}"
+def _problems(gpu: Gpu | Missing, status: Status) -> list[Problem]:
+    """Return the problems of a GPU, with those that withhold it."""
+    if isinstance(gpu, Missing):
+        return [problem for problem in status.problems if problem.kind == "missing-gpu" and gpu.name in problem.object]
+    return [
+        problem
+        for problem in status.problems
+        if problem.gpu == gpu.uuid
+        or (problem.kind == "withheld" and any(why.startswith(problem.cause) for why in gpu.withheld))
+    ]
 
 
-def _remarked(gpu: dict[str, Any]) -> bool:
-    """Return True if there is more than one line about the GPU."""
-    return bool(gpu["signals"] or gpu.get("notices"))
+def lines(gpu: Gpu | Missing, status: Status, now: float, columns: int | None = None) -> Iterator[str]:
+    """Yield a GPU's state as text; `now` is Unix time in seconds, `columns` the greatest width of a line."""
+    for line, indent in _lines(gpu, _problems(gpu, status), now):
+        yield from wrapped(line, indent, columns) if indent else (line,)
 
 
-def _rank(gpu: dict[str, Any]) -> tuple[bool, int]:
-    """Return the sort key: unfit GPUs first, then worse verdicts first; an unknown verdict of another version comes last."""
-    verdict = gpu["verdict"]
-    return gpu["health"] == "Healthy", _GRAVITY.index(verdict) if verdict in _GRAVITY else len(_GRAVITY)
+def _lines(gpu: Gpu | Missing, problems: list[Problem], now: float) -> Iterator[tuple[str, str]]:
+    """Yield lines with the indentation of their continuations."""
+    if isinstance(gpu, Missing):
+        yield coloured("  ".join(filter(None, ("GPU", gpu.bus_id, gpu.uuid, gpu.model, "missing"))), "missing"), "    "
+        yield f"  {gpu.why}", "  "
+    else:
+        verdict = "" if gpu.verdict == "OK" else f" ({gpu.verdict})"
+        since = "" if gpu.verdict == "OK" or gpu.since is None else f", since {utc(gpu.since)} ({age(now - gpu.since)})"
+        named = "  ".join(filter(None, (f"GPU {gpu.index}", gpu.bus_id, gpu.uuid, gpu.model)))
+        yield f"{named}  {coloured(f'{gpu.state}{verdict}{since}', gpu.state)}", "    "
+        for signal in gpu.signals:
+            yield from _signal(signal, now)
+        for why in gpu.withheld:
+            yield f"  withheld: {why}", "    "
+        for notice in gpu.notices:
+            yield f"  note: {notice.found}", "    "
+        if gpu.signals or gpu.withheld or gpu.notices:
+            yield f"  Pods that hold it: {holders(gpu.holders)}", "    "
+    for problem in problems:
+        yield from steps(problem.steps, problem.cause if len(problems) > 1 else "")
+        if problem.recovers:
+            yield f"  Recovers when {problem.recovers}", "    "
+
+
+def _signal(signal: Explanation, now: float) -> Iterator[tuple[str, str]]:
+    whose = f", MIG device {signal.device}" if signal.device else ""
+    since = "" if signal.since is None else f", for {age(now - signal.since)}"
+    yield f"  {signal.name} ({signal.verdict}{whose}){since}: {signal.detail}", "    "
+    if signal.note:
+        yield f"    {signal.note}", "    "
+    if signal.verdict == "APP" and signal.recovers:  # no problem has it
+        yield f"    Recovers when {signal.recovers}", "    "
+
+
+def steps(remedy: Iterable[Step], about: str = "") -> Iterator[tuple[str, str]]:
+    """Yield numbered steps, with commands on lines of their own, which are never broken."""
+    remedy = tuple(remedy)
+    if remedy:
+        yield f"  What to do{f' about {about}' if about else ''}:", "    "
+    for number, step in enumerate(remedy, 1):
+        yield f"    {number}. {step.text}", "       "
+        if step.command:
+            yield f"       {step.command}", ""

@@ -28,11 +28,18 @@ NO_OUTPUT = 4  # the output could not be written, although the command succeeded
 # Keys whose numbers are Unix times, which are printed in the format of RFC 3339
 TIMES = frozenset({"at", "since", "started"})
 
-_COLOURS = {"Healthy": "green", "Unhealthy": "red", "degraded": "yellow", "attention": "yellow"}
+_COLOURS = {
+    **dict.fromkeys(("Healthy",), "green"),
+    **dict.fromkeys(("Unhealthy", "unhealthy", "missing", "critical"), "red"),
+    **dict.fromkeys(("degraded", "withheld", "warning", "attention"), "yellow"),
+}
 
 
 def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a verb `--output`, and `--json` as the short form of `--output json`. Both are passed as `output`."""
+    """Give a verb `--output`, and `--json` as the short form of `--output json`. Both are passed as `output`.
+
+    A verb without more to tell prints the same for `wide` as for `text`.
+    """
 
     @functools.wraps(function)
     def merged(*arguments: Any, as_json: bool, output: str, **given: Any) -> Any:
@@ -43,11 +50,11 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "-o",
         "--output",
         "output",
-        type=click.Choice(["text", "json", "yaml"]),
+        type=click.Choice(["text", "wide", "json", "yaml"]),
         default="text",
         show_default=True,
-        metavar="[text|json|yaml]",
-        help="Text for people; JSON or YAML for programs, with times as 2026-11-22T02:40:13.123Z.",
+        metavar="[text|wide|json|yaml]",
+        help="Text for people, wide with more of it; JSON or YAML for programs, with times as 2026-11-22T02:40:13.123Z.",
     )(short)
 
 

@@ -1,14 +1,19 @@
 """Options and requests of the verbs that talk to the running daemon, and their errors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
+from click.shell_completion import CompletionItem
 
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.places import STATE_DIR
-from gpu_plugin.devices.gpu_names import HOW
+from gpu_plugin.devices import node
+from gpu_plugin.devices.gpu_names import HOW, named
 from gpu_plugin.runtime import control
+from gpu_plugin.status.model import Gpu, Missing, Status
 
 state_dir_option = click.option(
     "--state-dir",
@@ -19,13 +24,54 @@ state_dir_option = click.option(
     help=f"The daemon's state directory. [default: {STATE_DIR}] [$STATE_DIR]",
 )
 
-gpu_option = click.option("--gpu", required=True, metavar="GPU", help=f"Which GPU: {HOW}.")
-
 gpus_option = click.option("--gpu", metavar="GPU", help=f"Which GPU: {HOW}. [default: all]")
 
 reason_option = click.option(
     "--reason", default="", metavar="TEXT", help="Why, for who reads `gpu-plugin events` later: up to 200 characters."
 )
+
+
+COMPLETION_SECONDS = 1.0
+
+
+class GpuName(click.ParamType[str]):
+    """The name of a GPU. Completion offers the GPUs of the running daemon."""
+
+    name = "GPU"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Return the names of the GPUs that begin so; none if no daemon answers within a second."""
+        try:
+            status = converted(
+                control.request(Path(ctx.params.get("state_dir") or STATE_DIR), "status", COMPLETION_SECONDS)
+            )
+        except (control.ControlError, click.ClickException):
+            return []
+        found = [(str(gpu.index), f"{gpu.bus_id} {gpu.state}") for gpu in status.gpus]
+        if incomplete.lower().startswith("g"):
+            found = [(gpu.uuid, f"GPU {gpu.index} {gpu.state}") for gpu in status.gpus]
+        return [CompletionItem(name, help=about) for name, about in found if name.startswith(incomplete)]
+
+
+class OfGpu(click.Command):
+    """A command whose argument is a GPU. Its usage error for the option --gpu says so."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name != "--gpu":
+                raise
+            raise click.UsageError(f"--gpu: name the GPU as an argument: {ctx.command_path} GPU", ctx) from None
+
+
+gpu_argument = click.argument("gpu", metavar="[GPU]", required=False, type=GpuName())
 
 
 class NoDaemon(click.ClickException):
@@ -63,3 +109,45 @@ def ask(
         raise click.UsageError(str(error)) from None
     except control.ControlError as error:
         raise click.ClickException(f"{error}{hint}") from None
+
+
+def status_of(state_dir: Path) -> Status:
+    """Return the daemon's status. Raises as `ask` does, and ClickException if the reply is no status."""
+    return converted(ask(state_dir, "status"))
+
+
+def converted(reply: Mapping[str, object]) -> Status:
+    """Return a reply as a status. A newer daemon may have more fields, and an older one fewer."""
+    try:
+        return msgspec.convert(reply, Status)
+    except msgspec.ValidationError as error:
+        raise NoDaemon(f"the running daemon is of another version: its status cannot be read: {error}") from None
+
+
+def gpu_named(name: str, status: Status) -> Gpu | Missing:
+    """Return the GPU with this name, also a missing one. Raises UsageError if none or several have it."""
+    known: list[Gpu | Missing] = [*status.gpus, *status.missing]
+    described = [_described(each) for each in known]
+    try:
+        found = named(name, described)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    if found is None:
+        there = ", ".join(str(gpu.index) for gpu in status.gpus)
+        raise click.UsageError(
+            f"GPU {name}: no GPU of this node has this name; "
+            + (f"the indices are {there}" if there else "no GPU is known yet")
+        )
+    return known[described.index(found)]
+
+
+def _described(gpu: Gpu | Missing) -> node.Gpu:
+    if isinstance(gpu, Missing):
+        return node.Gpu(gpu.uuid, -1, pci_bus_id=gpu.bus_id)
+    migs = tuple(node.MigDevice(each.id, 0, 0, 0, "") for each in gpu.devices if each.kind == "mig")
+    return node.Gpu(gpu.uuid, gpu.index, pci_bus_id=gpu.bus_id, mig_devices=migs)
+
+
+def holders(pods: Sequence[str] | None) -> str:
+    """Return the pods that hold a GPU as text."""
+    return "not known" if pods is None else ", ".join(pods) or "none"

@@ -46,3 +46,10 @@ def duration(seconds: float, *, running: bool = False) -> str:
     first, *rest = parts[:2]
     second = [(count, unit) for count, unit in rest if running or (count and (unit != "s" or first[0] < 10))]
     return " ".join(f"{count} {unit}" for count, unit in (first, *second))
+
+
+def age(seconds: float) -> str:
+    """Return the time since a moment in its greatest unit that counts at least two: `90s`, `3m`, `2h`, `5d`."""
+    whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
+    size, unit = next(((size, unit) for size, unit in _UNITS if whole >= 2 * size), (1, "s"))
+    return f"{whole // size}{unit[0]}"

@@ -89,7 +89,7 @@ class Operations:
         self._health.observe(gpu.uuid, Order("cordon", reason))
         if already:
             return await self._done(f"{called(gpu)} is cordoned already.")
-        lifted = f"gpu-plugin uncordon --gpu {gpu.uuid}"
+        lifted = f"gpu-plugin uncordon {gpu.uuid}"
         return await self._done(f"{called(gpu)} is cordoned: no new pod gets it", f", until {lifted}.")
 
     async def uncordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -112,7 +112,7 @@ class Operations:
             elif not done and (fatal := [words for words, verdict in after.items() if verdict is Verdict.FATAL]):
                 raise RefusedError(
                     f"{called(gpu)}: nothing was overridden: {'; '.join(fatal)} cannot be overridden. What to do: "
-                    f"gpu-plugin explain --gpu {gpu.index}"
+                    f"gpu-plugin explain {gpu.index}"
                 )
         if done and (monitor := self._now.monitor) is not None:
             monitor.look_now()
@@ -121,7 +121,7 @@ class Operations:
         if not standing:
             return await self._done(text + "It has no open fault or order.")
         left = "; ".join(f"{words} ({verdict.name})" for words, verdict in standing.items())
-        advice = "" if override else f" To override: gpu-plugin uncordon --gpu {gpu.uuid} --override."
+        advice = "" if override else f" To override: gpu-plugin uncordon {gpu.uuid} --override."
         return await self._done(f"{text}Still open: {left}.", advice)
 
     async def release(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -140,11 +140,9 @@ class Operations:
                 await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
         except ReleaseError as error:
             raise RefusedError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
-        how = "gpu-plugin resume" if request.get("gpu") is None else f"gpu-plugin resume --gpu {gpus[0].uuid}"
+        how = f"gpu-plugin resume {'--all' if request.get('gpu') is None else gpus[0].uuid}"
         text = f"{_names(gpus)}: released, and held back. " + (
-            "NVML is shut down: GPUs can be reset, and the driver replaced."
-            if self._all_released
-            else "NVML has no handle of it any more, so it can be reset."
+            "NVML is shut down." if self._all_released else "NVML has no handle of it any more."
         )
         return await self._done(text, f" Once the work is done: {how}.")
 
@@ -252,7 +250,7 @@ class Operations:
             text += f" Still open: {'; '.join(left)}."
         if not gone.uuid or gone.uuid not in {gpu.uuid for gpu in self.gone()}:
             return text, ""
-        return text, f" To delete its stored record: gpu-plugin uncordon --gpu {gone.uuid} --override."
+        return text, f" To delete its stored record: gpu-plugin uncordon {gone.uuid} --override."
 
     def _is_open(self, gpu: Gpu, signal: str) -> bool:
         return any(key.signal == signal for key, _, _ in self._health.ledger.standing(gpu.uuid))

@@ -83,7 +83,7 @@ def named(gpu: Gpu) -> str:
 def remedy(uuid: str) -> str:
     """Return the action for a missing GPU, for people; `uuid` is empty if only its bus id is known."""
     found = "look for its bus id in the kernel's log; reset the GPU, reboot the node or have the GPU serviced"
-    return f"{found}; if it was removed for good: gpu-plugin uncordon --gpu {uuid} --override" if uuid else found
+    return f"{found}; if it was removed for good: gpu-plugin uncordon {uuid} --override" if uuid else found
 
 
 def held_for_guest(driver: str) -> bool:

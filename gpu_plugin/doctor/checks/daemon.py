@@ -63,7 +63,7 @@ def daemon(node: Node) -> Finding | list[Finding]:
     found += [
         failed(
             f"GPU {gpu['index']} ({gpu['uuid']}) is Unhealthy: {'; '.join(gpu['reasons'])}",
-            f"`gpu-plugin explain --gpu {gpu['index']}` has advice, and the recovery that clears it",
+            f"`gpu-plugin explain {gpu['index']}` has advice, and the recovery that clears it",
         )
         for gpu in status["health"]["gpus"]
         if gpu["state"] == "unhealthy"

@@ -89,8 +89,10 @@ def address_of(state_dir: Path, directory: int) -> str:
     return path if room(path) >= 0 else f"/proc/self/fd/{directory}/{SOCKET}"
 
 
-def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
+def request(state_dir: Path, verb: str, patience: float = PATIENCE, /, **fields: object) -> dict[str, Any]:
     """Send a request to the daemon that uses `state_dir`, and return the fields of its reply. Blocks.
+
+    `patience` is the most seconds to wait.
 
     Raises:
         UnknownVerbError: the daemon does not have the verb.
@@ -103,7 +105,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     line = line_of({**fields, "verb": verb})
     if len(line) > LONGEST_LINE:
         raise ControlError(f"{verb}: the request has {len(line)} bytes, more than the limit of {LONGEST_LINE}")
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     try:
         with opened(state_dir) as directory, _connected(state_dir, directory, deadline) as connection:
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
