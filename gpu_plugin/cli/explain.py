@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from gpu_plugin.cli.output import (
+    DATA,
     PROBLEM_FOUND,
     SUCCESS,
     coloured,
@@ -47,7 +48,7 @@ from gpu_plugin.status.model import STATES, Gpu, Missing, Problem, Status, Step
 def command(state_dir: Path, gpu: str | None, output: str) -> int:
     """Print the state of GPUs."""
     reply = ask(state_dir, "status")
-    as_data = output in ("json", "yaml")
+    as_data = output in DATA
     status = converted(reply if as_data else displayable(reply))
     gpus: list[Gpu | Missing] = (
         [gpu_named(gpu, status)] if gpu is not None else [*status.missing, *_unfit_first(status)]
@@ -102,12 +103,13 @@ def _lines(gpu: Gpu | Missing, problems: list[Problem], now: float) -> Iterator[
         yield coloured("  ".join(filter(None, ("GPU", gpu.bus_id, gpu.uuid, gpu.model, "missing"))), "missing"), "    "
         yield f"  {gpu.why}", "  "
     else:
-        verdict = "" if gpu.verdict == "OK" else f" ({gpu.verdict})"
+        ordered = gpu.state == "held-back"  # not a fault
+        verdict = " by an operator" if ordered else "" if gpu.verdict == "OK" else f" ({gpu.verdict})"
         since = "" if gpu.verdict == "OK" or gpu.since is None else f", since {utc(gpu.since)} ({age(now - gpu.since)})"
         named = "  ".join(filter(None, (f"GPU {gpu.index}", gpu.bus_id, gpu.uuid, gpu.model)))
         yield f"{named}  {coloured(f'{gpu.state}{verdict}{since}', gpu.state)}", "    "
         for signal in gpu.signals:
-            yield from _signal(signal, now)
+            yield from _signal(signal, now, "" if ordered else signal.verdict)
         for why in gpu.withheld:
             yield f"  withheld: {why}", "    "
         for notice in gpu.notices:
@@ -120,10 +122,10 @@ def _lines(gpu: Gpu | Missing, problems: list[Problem], now: float) -> Iterator[
             yield f"  Recovers when {problem.recovers}", "    "
 
 
-def _signal(signal: Explanation, now: float) -> Iterator[tuple[str, str]]:
-    whose = f", MIG device {signal.device}" if signal.device else ""
+def _signal(signal: Explanation, now: float, verdict: str) -> Iterator[tuple[str, str]]:
+    about = ", ".join(filter(None, (verdict, signal.device and f"MIG device {signal.device}")))
     since = "" if signal.since is None else f", for {age(now - signal.since)}"
-    yield f"  {signal.name} ({signal.verdict}{whose}){since}: {signal.detail}", "    "
+    yield f"  {signal.name}{about and f' ({about})'}{since}: {signal.detail}", "    "
     if signal.note:
         yield f"    {signal.note}", "    "
     if signal.verdict == "APP" and signal.recovers:  # no problem has it

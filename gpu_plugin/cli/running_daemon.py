@@ -24,8 +24,6 @@ state_dir_option = click.option(
     help=f"The daemon's state directory. [default: {STATE_DIR}] [$STATE_DIR]",
 )
 
-gpus_option = click.option("--gpu", metavar="GPU", help=f"Which GPU: {HOW}. [default: all]")
-
 reason_option = click.option(
     "--reason", default="", metavar="TEXT", help="Why, for who reads `gpu-plugin events` later: up to 200 characters."
 )
@@ -70,6 +68,8 @@ class OfGpu(click.Command):
                 raise
             raise click.UsageError(f"--gpu: name the GPU as an argument: {ctx.command_path} GPU", ctx) from None
 
+
+gpus_option = click.option("--gpu", metavar="GPU", type=GpuName(), help=f"Which GPU: {HOW}. [default: all]")
 
 gpu_argument = click.argument("gpu", metavar="[GPU]", required=False, type=GpuName())
 

@@ -10,6 +10,7 @@ import click
 
 from gpu_plugin.cli.options import seconds
 from gpu_plugin.cli.output import (
+    DATA,
     NO_DAEMON,
     PROBLEM_FOUND,
     SUCCESS,
@@ -24,13 +25,14 @@ from gpu_plugin.cli.output import (
 )
 from gpu_plugin.cli.running_daemon import ask, converted, state_dir_option
 from gpu_plugin.config.times import age
-from gpu_plugin.config.words import counted
+from gpu_plugin.config.words import counted, shortened
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.status.model import Gpu, Problem, Resource, Status, json_schema
 from gpu_plugin.telemetry.metrics.families import metrics
 
 _LABEL = 15  # columns of the label at the beginning of a line
 _CAUSE = 24  # columns of a cause that the names of pods leave
+_WIDE_CAUSE = 48  # the most columns of a cause in a wide table
 
 
 @click.command(
@@ -83,7 +85,7 @@ def _once(state_dir: Path, output: str, *, as_metrics: bool, readings: bool = Fa
     if as_metrics:
         click.echo("\n".join(metrics(converted(reply))))
         return PROBLEM_FOUND if status.waiting else SUCCESS
-    if output in ("json", "yaml"):
+    if output in DATA:
         click.echo(structured(reply, output))
     else:
         click.echo("\n".join(lines(status, time.time(), width(), wide=output == "wide", readings=readings)))
@@ -227,6 +229,8 @@ def _gpus(status: Status, now: float, columns: int | None, *, wide: bool, readin
         words.append("missing")
         pods.append([])
     limit = None if wide else columns
+    for cells in rows if wide else ():
+        cells[2] = shortened(cells[2], _WIDE_CAUSE)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if limit is not None and sum(widths) - widths[2] + min(widths[2], _CAUSE) + 2 * (len(widths) - 1) > limit:
         for cells, names in zip(rows[1:], pods[1:], strict=True):
