@@ -18,15 +18,8 @@ from gpu_plugin.cli.output import (
     width,
     wrapped,
 )
-from gpu_plugin.cli.running_daemon import (
-    OfGpu,
-    ask,
-    converted,
-    gpu_argument,
-    gpu_named,
-    holders,
-    state_dir_option,
-)
+from gpu_plugin.cli.running_daemon import OfGpu, ask, gpu_argument, state_dir_option
+from gpu_plugin.cli.typed_status import converted, gpu_named, holders
 from gpu_plugin.config.times import age, utc
 from gpu_plugin.health.explain import Explanation
 from gpu_plugin.status.model import STATES, Gpu, Missing, Problem, Status, Step

@@ -6,16 +6,8 @@ from pathlib import Path
 import click
 
 from gpu_plugin.cli.output import displayable
-from gpu_plugin.cli.running_daemon import (
-    OfGpu,
-    ask,
-    converted,
-    gpu_argument,
-    gpu_named,
-    holders,
-    reason_option,
-    state_dir_option,
-)
+from gpu_plugin.cli.running_daemon import OfGpu, ask, gpu_argument, reason_option, state_dir_option
+from gpu_plugin.cli.typed_status import converted, gpu_named, holders
 from gpu_plugin.devices.gpu_names import HOW
 from gpu_plugin.status.model import Gpu, Status
 

@@ -1,19 +1,15 @@
 """Options and requests of the verbs that talk to the running daemon, and their errors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from click.shell_completion import CompletionItem
 
-from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.places import STATE_DIR
-from gpu_plugin.devices import node
-from gpu_plugin.devices.gpu_names import HOW, named
+from gpu_plugin.devices.gpu_names import HOW
 from gpu_plugin.runtime import control
-from gpu_plugin.status.model import Gpu, Missing, Status
 
 state_dir_option = click.option(
     "--state-dir",
@@ -44,6 +40,8 @@ class GpuName(click.ParamType[str]):
         incomplete: str,
     ) -> list[CompletionItem]:
         """Return the names of the GPUs that begin so; none if no daemon answers within a second."""
+        from gpu_plugin.cli.typed_status import converted  # noqa: PLC0415 - `fault` does not need it
+
         try:
             status = converted(
                 control.request(Path(ctx.params.get("state_dir") or STATE_DIR), "status", COMPLETION_SECONDS)
@@ -109,45 +107,3 @@ def ask(
         raise click.UsageError(str(error)) from None
     except control.ControlError as error:
         raise click.ClickException(f"{error}{hint}") from None
-
-
-def status_of(state_dir: Path) -> Status:
-    """Return the daemon's status. Raises as `ask` does, and ClickException if the reply is no status."""
-    return converted(ask(state_dir, "status"))
-
-
-def converted(reply: Mapping[str, object]) -> Status:
-    """Return a reply as a status. A newer daemon may have more fields, and an older one fewer."""
-    try:
-        return msgspec.convert(reply, Status)
-    except msgspec.ValidationError as error:
-        raise NoDaemon(f"the running daemon is of another version: its status cannot be read: {error}") from None
-
-
-def gpu_named(name: str, status: Status) -> Gpu | Missing:
-    """Return the GPU with this name, also a missing one. Raises UsageError if none or several have it."""
-    known: list[Gpu | Missing] = [*status.gpus, *status.missing]
-    described = [_described(each) for each in known]
-    try:
-        found = named(name, described)
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from None
-    if found is None:
-        there = ", ".join(str(gpu.index) for gpu in status.gpus)
-        raise click.UsageError(
-            f"GPU {name}: no GPU of this node has this name; "
-            + (f"the indices are {there}" if there else "no GPU is known yet")
-        )
-    return known[described.index(found)]
-
-
-def _described(gpu: Gpu | Missing) -> node.Gpu:
-    if isinstance(gpu, Missing):
-        return node.Gpu(gpu.uuid, -1, pci_bus_id=gpu.bus_id)
-    migs = tuple(node.MigDevice(each.id, 0, 0, 0, "") for each in gpu.devices if each.kind == "mig")
-    return node.Gpu(gpu.uuid, gpu.index, pci_bus_id=gpu.bus_id, mig_devices=migs)
-
-
-def holders(pods: Sequence[str] | None) -> str:
-    """Return the pods that hold a GPU as text."""
-    return "not known" if pods is None else ", ".join(pods) or "none"

@@ -23,7 +23,8 @@ from gpu_plugin.cli.output import (
     width,
     wrapped,
 )
-from gpu_plugin.cli.running_daemon import ask, converted, state_dir_option
+from gpu_plugin.cli.running_daemon import ask, state_dir_option
+from gpu_plugin.cli.typed_status import converted
 from gpu_plugin.config.times import age
 from gpu_plugin.config.words import counted, shortened
 from gpu_plugin.runtime.printable import printable

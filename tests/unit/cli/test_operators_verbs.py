@@ -1,11 +1,12 @@
 """cordon, uncordon, release, resume and explain: the requests to the daemon, and the output of its answers."""
 
+import contextlib
+import io
 import json
+from types import SimpleNamespace
 
-import click
 import msgspec
 import pytest
-from click.testing import CliRunner
 from msgspec.structs import replace
 
 from gpu_plugin import cli
@@ -73,9 +74,10 @@ def daemon(monkeypatch):
 
 
 def run(verb, *arguments):
-    command = cli.group.get_command(click.Context(cli.group), verb)
-    assert command is not None
-    return CliRunner().invoke(command, ["--state-dir", "/state", *arguments], standalone_mode=True)
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        exit_code = cli.main([verb, "--state-dir", "/state", *arguments])
+    return SimpleNamespace(exit_code=exit_code, output=shown.getvalue())
 
 
 @pytest.mark.parametrize(
