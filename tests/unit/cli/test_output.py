@@ -51,7 +51,7 @@ def test_an_exit_status_is_the_same_whether_or_not_an_error_can_be_said(tmp_path
 
 def test_what_had_nothing_to_say_loses_nothing_by_a_closed_output(tmp_path):
     code = "import sys; from gpu_plugin import cli; from gpu_plugin.cli.orders import COMMANDS; "
-    code += "COMMANDS['cordon'].callback = lambda **_: 0; sys.exit(cli.main(['cordon', '--gpu', '0']))"
+    code += "COMMANDS['cordon'].callback = lambda **_: 0; sys.exit(cli.main(['cordon', '0']))"
     done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 

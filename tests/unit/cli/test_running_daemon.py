@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-VERBS = ["status", "events", "explain", "cordon --gpu 0", "uncordon --gpu 0", "topology", "fault --gpu 0 --lost"]
+VERBS = ["status", "events", "explain", "cordon 0", "uncordon 0", "topology", "fault --gpu 0 --lost"]
 
 AS_NOBODY = """
 import json, os, sys
