@@ -73,7 +73,7 @@ def _data(gpus: list[Gpu | Missing], status: Status) -> Mapping[str, object]:
 
 
 def _problems(gpu: Gpu | Missing, status: Status) -> list[Problem]:
-    """Return the problems of a GPU, with those that withhold it."""
+    """Return the problems of a GPU, also if they only withhold it."""
     if isinstance(gpu, Missing):
         return [problem for problem in status.problems if problem.kind == "missing-gpu" and gpu.name in problem.object]
     return [

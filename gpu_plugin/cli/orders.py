@@ -11,7 +11,7 @@ from gpu_plugin.cli.typed_status import converted, gpu_named, holders
 from gpu_plugin.devices.gpu_names import HOW
 from gpu_plugin.status.model import Gpu, Status
 
-_EACH = ("cordon", "uncordon")  # orders that the daemon takes for one GPU only
+_EACH = ("cordon", "uncordon")  # orders for a single GPU
 
 
 def _order(verb: str, text: str, epilog: str) -> click.Command:

@@ -70,7 +70,7 @@ def command(state_dir: Path, output: str, as_metrics: bool, schema: bool, every:
             click.clear()
         try:
             status = _once(state_dir, output, as_metrics=as_metrics, readings=True)
-        except click.ClickException as error:  # a daemon that is being restarted
+        except click.ClickException as error:  # the daemon restarts
             if status is None:
                 raise
             status = NO_DAEMON

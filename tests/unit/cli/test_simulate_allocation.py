@@ -19,7 +19,7 @@ from gpu_plugin.placement.shared import POLICIES
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
-from gpu_plugin.placement.views.report import report
+from gpu_plugin.placement.views.report import offered, report
 from gpu_plugin.placement.whole import Trace, choose
 from gpu_plugin.runtime import control
 
@@ -254,7 +254,7 @@ class TestRunningDaemon:
 
         def has(node, policy="distributed", **resources):
             views = [(Resource(name, tuple(devices)), policy) for name, devices in resources.items()]
-            told = json.loads(json.dumps(report(node, views)))
+            told = json.loads(json.dumps(report(node, [offered(*view) for view in views])))
             monkeypatch.setattr(control, "request", lambda *_: told)
             return told
 

@@ -12,7 +12,7 @@ from gpu_plugin import cli
 from gpu_plugin.cli.topology_source import simulated_node
 from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, with_reason
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.placement.views.report import report
+from gpu_plugin.placement.views.report import offered, report
 from gpu_plugin.runtime import control
 from gpu_plugin.simulation import profile
 
@@ -25,7 +25,7 @@ def served(node, unfit=(), left=()):
     """A daemon's report that hands out all GPUs as whole ones, but for unfit ones (reasons by index) and those left out."""
     devices = (whole_gpu(gpu) for gpu in node.gpus if gpu.index not in left)
     fit = tuple(with_reason(device, dict(unfit).get(int(device.index), "")) for device in devices)
-    return report(node, [(Resource("nvidia.com/gpu", fit), "distributed")])
+    return report(node, [offered(Resource("nvidia.com/gpu", fit), "distributed")])
 
 
 @pytest.fixture
@@ -211,7 +211,13 @@ class TestRunningDaemon:
         sick = (with_reason(slices[0], "Xid 94"), *slices[1:])
         whole = tuple(whole_gpu(gpu) for gpu in node.gpus if gpu is not cut)
         answer(
-            report(node, [(Resource("nvidia.com/gpu", whole), "packed"), (Resource("nvidia.com/mig", sick), "packed")])
+            report(
+                node,
+                [
+                    offered(Resource("nvidia.com/gpu", whole), "packed"),
+                    offered(Resource("nvidia.com/mig", sick), "packed"),
+                ],
+            )
         )
         out = run("--state-dir", "/state", "--svg", tmp_path / "node.svg")[1]
         assert out.endswith(f"\nHeld back from pods: MIG device {slices[0].index} (Xid 94)\n")
