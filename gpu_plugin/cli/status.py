@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -218,7 +219,7 @@ def _gpus(status: Status, now: float, columns: int | None, *, wide: bool, readin
         rows.append([*cells, *(_read(gpu) if readings else ()), *((gpu.bus_id, gpu.model, gpu.uuid) if wide else ())])
         words.append(gpu.state)
         pods.append(list(gpu.holders or ()))
-        for each in gpu.devices if wide else ():
+        for each in sorted(gpu.devices, key=attrgetter("index")) if wide else ():
             if each.kind == "mig":
                 named = sorted({f"{holder.namespace}/{holder.pod}" for holder in each.holders})
                 cells = [each.index, "healthy" if each.healthy else "unhealthy", each.reason, ""]

@@ -299,10 +299,10 @@ class TestRunningDaemon:
         assert "note       the kubelet would not offer GPUs 2-3 (cordoned)" in out.splitlines()
         assert "left out" not in out
         assert "note" not in ask("--size", 2, "--available", "0-1")[1]
-        for given, left, offered in (("0-3", [], [2, 3]), ("0-1", [], []), ("", [2, 3, 4, 7], [])):
+        for given, left, kept in (("0-3", [], [2, 3]), ("0-1", [], []), ("", [2, 3, 4, 7], [])):
             answer = asked("--size", 2, *(["--available", given] if given else []))
             assert [each["index"] for each in answer["left_out"]] == left
-            assert [each["index"] for each in answer["not_offered"]] == offered
+            assert [each["index"] for each in answer["not_offered"]] == kept
         assert asked("--size", 2, "--taken", "0,3")["available"] == [1, 5, 6]
         status, _, err = ask("--size", 2, "--available", "5-7")
         assert (status, f"--available: 7: nothing there has this index; {GPUS} has GPUs 0-6\n" in err) == (2, True)

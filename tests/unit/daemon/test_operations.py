@@ -200,7 +200,7 @@ class TestCordon:
         for _ in range(3):
             done = await desk.done("uncordon", gpu=0)
             assert "it is not cordoned, so nothing was changed. Still open: Xid 48" in done
-            assert "(FATAL). To override: gpu-plugin uncordon --gpu GPU-a --override." in done
+            assert "(FATAL). To override: gpu-plugin uncordon GPU-a --override." in done
             assert "Xid 48" in desk.reason("GPU-a")
 
     @pytest.mark.parametrize("cordoned", [True, False])
@@ -316,7 +316,7 @@ class TestMissing:
             await desk.ask("uncordon", gpu="GPU-4b5e", override=True)
 
     async def test_without_an_override_only_the_cordon_of_a_missing_gpu_is_lifted(self, desk):
-        advice = "To delete its stored record: gpu-plugin uncordon --gpu GPU-4b5ed472 --override."
+        advice = "To delete its stored record: gpu-plugin uncordon GPU-4b5ed472 --override."
         done = await desk.done("uncordon", gpu="61:00.0")
         assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {advice}"
         cordon = Evidence("zero", LOST.uuid, "cordon", "FATAL", "cordoned", 1.0, "operator")
@@ -363,7 +363,7 @@ class TestMissing:
         )
         (signal,) = told["signals"]
         assert (signal["name"], signal["detail"]) == ("missing", "it is not on the PCI bus")
-        assert "gpu-plugin uncordon --gpu GPU-4b5ed472 --override" in signal["action"]
+        assert "gpu-plugin uncordon GPU-4b5ed472 --override" in signal["action"]
 
     async def test_explain_returns_a_missing_gpu_known_by_bus_id_alone(self, desk):
         (told,) = (await desk.ask("explain", gpu="62:00.0"))["gpus"]
