@@ -25,6 +25,7 @@ VERBS = {
     "validate": "check config files without a node, and print the resulting settings",
     "cleanup": "remove the files that the daemon left on this node",
     "uninstall": "delete a DaemonSet, and remove the files that it left on its nodes",
+    "man": "print the manual page of all verbs",
     "fault": "make a GPU of a running simulated node fail, or heal it",
 }
 

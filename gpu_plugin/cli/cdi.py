@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
+from gpu_plugin.cli.output import DATA, output_options, structured
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
 from gpu_plugin.containers import cdi_names
@@ -143,8 +144,8 @@ def _built(flags: Mapping[str, object], root: str | None) -> Built:
 @_dirs_option
 @_root_option
 @_simulate_option
-@click.option("--json", "as_json", is_flag=True, help="A JSON list of objects instead of a line each.")
-def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes it by keyword
+@output_options
+def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str | None, output: str) -> int:
     """Print every device's qualified name."""
     files = _judged((), directories, root, simulate)
     known = found(files)
@@ -155,9 +156,9 @@ def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str 
     ]
     for fault in faults:
         click.echo(fault, err=True)
-    if as_json:
+    if output in DATA:
         rows = [{"name": name, "file": printable(each.file)} for name, each in known.owners.items()]
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(structured(rows, output))
     else:
         for name in known.owners:
             click.echo(name)

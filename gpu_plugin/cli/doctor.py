@@ -12,7 +12,7 @@ import msgspec
 
 from gpu_plugin import __version__
 from gpu_plugin.cli.options import given_flags, read_written, seconds, settings_without_file, with_hidden_options
-from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import DATA, PROBLEM_FOUND, SUCCESS, coloured, output_options, structured, width, wrapped
 from gpu_plugin.config import document
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import chosen, resolve
@@ -48,7 +48,7 @@ def command(output: str, timeout: str, **given: object) -> int:
     patience = seconds("--timeout", timeout, 0.1, 600)
     asked = _asked(given_flags(given), patience)
     found = _found(asked, patience)
-    if output == "text":
+    if output not in DATA:
         click.echo("\n".join(lines(found, width())))
     else:
         click.echo(structured(_as_data(found, asked.settings), output))

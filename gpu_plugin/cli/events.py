@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.output import NO_DAEMON, SUCCESS, displayable, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import DATA, NO_DAEMON, SUCCESS, displayable, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.times import utc
@@ -103,7 +103,7 @@ def command(
     ]
     if last is not None:
         found = found[-last:]
-    if output in ("json", "yaml"):
+    if output in DATA:
         click.echo(structured(found, output))
     elif found:
         click.echo("\n".join(lines(displayable(found), width())))

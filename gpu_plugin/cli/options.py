@@ -1,12 +1,13 @@
 """The options of `run` and of verbs that take the same, and the settings made of them."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from gpu_plugin.config import document, values
 from gpu_plugin.config.document import Document
@@ -80,6 +81,31 @@ def refusal(error: ConfigError) -> click.UsageError:
     return click.UsageError("\n".join(faults))
 
 
+class Suggested(click.ParamType[str]):
+    """A text. Completion offers `words`; other values may be valid, too, or are refused later."""
+
+    name = "text"
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._words = words
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """Return the words that begin so."""
+        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
+
+
+class Profiles:
+    """The names of the simulated nodes, read when they are needed."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        from gpu_plugin.simulation.profile import names  # noqa: PLC0415 - only completion needs them
+
+        return iter(names())
+
+
+PROFILE = Suggested(Profiles())
+
 _DURATION = re.compile(r"\d+(ms|s|m|h)")
 
 
@@ -136,11 +162,18 @@ def _flag(option: Option, *, hidden: bool) -> Callable[[Any], Any]:
     more: dict[str, Any] = {}
     if option.switch:
         metavar = "[true|false|auto]" if AUTO in getattr(option.parse, "schema", {}).get("enum", ()) else "[true|false]"
-        more = {"is_flag": False, "flag_value": "true", "metavar": metavar}
+        more = {
+            "is_flag": False,
+            "flag_value": "true",
+            "metavar": metavar,
+            "type": Suggested(metavar.strip("[]").split("|")),
+        }
     elif option.many:
         more = {"multiple": True, "metavar": "LIST"}
     elif words := getattr(option.parse, "schema", {}).get("enum"):
-        more = {"metavar": f"[{'|'.join(words)}]"}
+        more = {"metavar": f"[{'|'.join(words)}]", "type": Suggested(words)}
+    elif option.name == "simulate":
+        more = {"type": PROFILE, "metavar": "TEXT"}
     elif option.parse in (values.path, values.optional_path, values.root):
         more = {"metavar": "PATH"}
     elif _DURATION.fullmatch(str(option.default)):

@@ -25,6 +25,8 @@ USAGE = 2
 NO_DAEMON = 3
 NO_OUTPUT = 4  # the output could not be written, although the command succeeded
 
+DATA = ("json", "yaml")  # formats for programs
+
 # Keys whose numbers are Unix times, which are printed in the format of RFC 3339
 TIMES = frozenset({"at", "since", "started"})
 
@@ -43,7 +45,7 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "-o",
         "--output",
         "output",
-        type=click.Choice(["text", "wide", "json", "yaml"]),
+        type=click.Choice(["text", "wide", *DATA]),
         default="text",
         show_default=True,
         metavar="[text|wide|json|yaml]",

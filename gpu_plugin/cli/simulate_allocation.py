@@ -1,6 +1,5 @@
 """`gpu-plugin simulate-allocation`: which GPUs a container would get, and why."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from operator import attrgetter
@@ -10,6 +9,7 @@ import click
 import msgspec
 
 from gpu_plugin.cli.gpu_list import Amount, Hardware, amounts
+from gpu_plugin.cli.output import DATA, output_options, structured
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import daemons_node, simulate_option, simulated_node
 from gpu_plugin.config.choices import ALLOCATION_POLICIES
@@ -129,7 +129,7 @@ _LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bu
     metavar=f"[{'|'.join(ALLOCATION_POLICIES)}]",
     help="Which GPUs replicas and MIG devices are taken from. [default: the daemon's; with --simulate, distributed]",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@output_options
 @simulate_option
 @state_dir_option
 def command(
@@ -142,7 +142,7 @@ def command(
     resource: str | None,
     replicas: int | None,
     policy: str | None,
-    as_json: bool,  # noqa: FBT001 - click hands it over so
+    output: str,
 ) -> None:
     """Print the choice."""
     if size < 1:
@@ -159,7 +159,7 @@ def command(
     answer = answer_to(offer, request(offer, available, taken, must, size))
     if policy is not None and not answer.shared:
         raise click.UsageError("--policy goes with --replicas: whole GPUs are chosen by their links")
-    click.echo(json.dumps(_json(answer), indent=2) if as_json else "\n".join(_text(answer)))
+    click.echo(structured(_json(answer), output) if output in DATA else "\n".join(_text(answer)))
 
 
 def simulated(profile: str, replicas: int | None, policy: str | None) -> Served:

@@ -1,11 +1,11 @@
 """`gpu-plugin topology`: prints the links of a node's GPUs as text, JSON or a picture."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from gpu_plugin.cli.output import DATA, output_options, structured
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import daemons_node, simulate_option, simulated_node
 from gpu_plugin.devices.device import GPU
@@ -30,19 +30,20 @@ _MODE = 0o644
 @simulate_option
 @state_dir_option
 @click.option("--scores", "as_scores", is_flag=True, help="The score of each pair, which is what placement adds up.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text, with every pair once.")
+@output_options
 @click.option(
     "--svg",
     metavar="FILE",
     help="Also draw the link groups into this SVG file; - for standard output, instead of the text.",
 )
-def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: bool, svg: str | None) -> None:  # noqa: FBT001
+def command(simulate: str | None, state_dir: Path, as_scores: bool, output: str, svg: str | None) -> None:  # noqa: FBT001
     """Print the topology, and write the picture if one is requested."""
-    if svg == "-" and (as_json or as_scores):
+    as_data = output in DATA
+    if svg == "-" and (as_data or as_scores):
         raise click.UsageError("--svg - writes to standard output: leave out --json and --scores, or name a file")
     if svg == "":
         raise click.UsageError("--svg: name the file, or - for standard output")
-    if as_json and as_scores:
+    if as_data and as_scores:
         raise click.UsageError("--json has the scores: leave out --scores")
 
     node, resources = daemons_node(state_dir) if simulate is None else (simulated_node(simulate), ())
@@ -50,8 +51,8 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
     groups, topology = LinkGroups.of(node), Topology.of(node)
     if svg is not None:
         _draw(groups, topology, simulate or "", kept, svg)
-    if as_json:
-        click.echo(json.dumps(pairs_json(groups, topology), indent=2))
+    if as_data:
+        click.echo(structured(pairs_json(groups, topology), output))
     elif svg != "-":
         click.echo("\n".join(_text(groups, topology, kept, scores=as_scores)))
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpu_plugin.cli.options import PROFILE
 from gpu_plugin.cli.running_daemon import NoDaemon, ask
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Node
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 simulate_option = click.option(
     "--simulate",
     metavar="PROFILE|FILE",
+    type=PROFILE,
     help="Take the simulated node of this profile or YAML file. [default: ask the running daemon]",
 )
 

@@ -1,6 +1,5 @@
 """`gpu-plugin validate`: checks config files without a node."""
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ import click
 import yaml
 
 from gpu_plugin.cli.options import given_flags, read_document, with_hidden_options
+from gpu_plugin.cli.output import DATA, output_options, structured
 from gpu_plugin.config import json_schema
 from gpu_plugin.config.device_names import resource_name
 from gpu_plugin.config.document import MAX_BYTES, Document, at, parse
@@ -32,7 +32,7 @@ from gpu_plugin.kubelet.offer import require_functions
     "variables only with --env. Exit status 2 if any file is wrong.",
 )
 @click.argument("files", nargs=-1, metavar="FILE...")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: an object for each file, in a list.")
+@output_options
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of config files, for editors, and nothing else.")
 @click.option(
     "--env",
@@ -41,7 +41,7 @@ from gpu_plugin.kubelet.offer import require_functions
     help="Apply environment variables as `gpu-plugin run` does; without FILE, check the one that CONFIG_FILE names.",
 )
 @with_hidden_options
-def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environment: bool, **given: object) -> int:  # noqa: FBT001
+def command(files: tuple[str, ...], output: str, schema: bool, heed_environment: bool, **given: object) -> int:  # noqa: FBT001
     """Print a verdict on each file. The exit status is 0 if all are valid."""
     if schema:
         click.echo(json_schema.text(), nl=False)
@@ -56,9 +56,10 @@ def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environmen
         if flags.get(name):
             raise click.UsageError(f"--{name.replace('_', '-')}: name files without it")
     verdicts = [_judge(file, flags, environ) for file in files or ("",)]
-    if as_json:
-        click.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=2))
-    for verdict in () if as_json else verdicts:
+    as_data = output in DATA
+    if as_data:
+        click.echo(structured([_as_json(verdict) for verdict in verdicts], output))
+    for verdict in () if as_data else verdicts:
         for fault in verdict.faults:
             click.echo(str(fault))
         for warning in verdict.warnings:
