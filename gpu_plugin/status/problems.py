@@ -62,7 +62,9 @@ def _waiting(status: Status, shell: Shell) -> Iterator[Problem]:
         recovers = "there is a valid configuration"
         yield _node("no-configuration", "critical", "Nothing is served yet", status.waiting, shell, recovers)
     else:
-        yield _node("waiting", "warning", "Another daemon has this node", status.waiting, shell, "the other daemon has ended")
+        yield _node(
+            "waiting", "warning", "Another daemon has this node", status.waiting, shell, "the other daemon has ended"
+        )
 
 
 def _driver(status: Status, shell: Shell) -> Iterator[Problem]:
