@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from demo.daemon_process import DaemonProcess
 from demo.stand_in_kubelet import (
@@ -266,7 +266,7 @@ class Scenario:
 
     # Helpers of steps
 
-    async def _fault(self, gpu: int, health: str, **fault: object) -> tuple[Event, float]:
+    async def _fault(self, gpu: int, health: str, **fault: Any) -> tuple[Event, float]:
         """Send a fault like `gpu-plugin fault`. Return the list that shows `health`, and the seconds from request to list."""
         mark = len(self._kubelet.events)
         uuid = self._profile.gpus[gpu].uuid

@@ -148,7 +148,7 @@ class HealthLedger:
         ]
         self.policy = policy
         return tuple(
-            replace(self._transition(uuid, record, key, latch), before=was)
+            replace(self._transition(uuid, record, key, latch, {}), before=was)
             for uuid, record, key, latch, was in before
             if self._standing(key, latch) is not was
         )

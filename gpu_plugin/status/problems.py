@@ -63,7 +63,7 @@ def _waiting(status: Status, shell: Shell) -> Iterator[Problem]:
         yield _node("no-configuration", "critical", "Nothing is served yet", status.waiting, shell, recovers)
     else:
         yield _node(
-            "waiting", "warning", "Another daemon has this node", status.waiting, shell, "the other daemon has ended"
+            "waiting", "critical", "Another daemon has this node", status.waiting, shell, "the other daemon has ended"
         )
 
 
@@ -216,6 +216,9 @@ def _configuration(status: Status, shell: Shell) -> Iterator[Problem]:
     if configuration.unheard:
         recovers = "the Node's label is read again"
         yield _node("label", "warning", "The Node's label is not watched", configuration.unheard, shell, recovers)
+    for why in configuration.without_effect:
+        recovers = "the setting is removed, or has all that it needs"
+        yield _node("without-effect", "note", "A setting has no effect", why, shell, recovers, "configuration")
     for why in status.unoffered:
         recovers = "hardware and configuration fit"
         yield _node("unoffered", "warning", "Not served as configured", why, shell, recovers, "configuration")

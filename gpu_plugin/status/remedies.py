@@ -63,6 +63,7 @@ REMEDIES: Mapping[str, tuple[Step, ...]] = {
     "cdi": (DETAILS,),
     "cdi-file": (Step("See which files containers get, and which are left out", "gpu-plugin cdi list"),),
     "configuration": (Step("Correct the file, and check it before it is used", "gpu-plugin validate FILE"),),
+    "without-effect": (Step("Remove the setting, or add the settings that it needs"),),
     "label": (DETAILS, LOG),
     "cluster": (DETAILS, LOG),
     "labels": (DETAILS, LOG),

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -64,7 +65,7 @@ class DaemonProcess:
                 command = [sys.executable, "-c", limited, str(descriptors), *command]
             self.process = subprocess.Popen(command, stderr=log, stdout=log, env=whole)
 
-    def fault(self, gpu: int, **fault: object) -> None:
+    def fault(self, gpu: int, **fault: Any) -> None:
         request(self.state, "fault", gpu=gpu, **fault)
 
     def signal(self, number: int) -> None:

@@ -93,7 +93,7 @@ async def test_a_daemon_that_hangs_was_killed_and_ended(kubelet, daemon, doctor)
 
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 7))
-    (await ran("resume", "--state-dir", daemon.state)).check_returncode()
+    (await ran("resume", "--all", "--state-dir", daemon.state)).check_returncode()
     await kubelet.wait_for(healthy(kubelet, 8))
     assert (await daemon.stop())[0] == 0
     _, found = await doctor()

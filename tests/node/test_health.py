@@ -142,7 +142,7 @@ async def test_a_whole_gpu_xid_reaches_every_slice_and_replica_and_an_instances_
     everything = len(ids(kubelet))
     await kubelet.wait_for(healthy(kubelet, everything))
     told = await explained(daemon, 1)
-    slices = [device["uuid"] for device in told["devices"]]
+    slices = [device["id"] for device in told["devices"]]
     assert len(slices) == 7
     assert {identifier.split("::")[0] for identifier in ids(kubelet)} >= set(slices)
     await fault(daemon, "--xid", "48", "--instance", "7/0", gpu=1)

@@ -82,13 +82,12 @@ async def test_a_node_that_never_had_a_configuration_offers_nothing_by_another(k
         if "json" in form:
             told = json.loads(done.stdout)
             assert told["waiting"].startswith("nothing is served yet, since there is no configuration")
-            assert re.search("403|specified config b200", " ".join(told["wrong"]))
+            assert re.search("403|specified config b200", " ".join(each["cause"] for each in told["problems"]))
             assert told["daemon"]["pid"] == daemon.process.pid
         elif form:
             assert "gpu_plugin_config_reloads_total" in done.stdout
         else:
-            assert "WAITING: nothing is served yet" in done.stdout
-            assert "none is in force yet" in done.stdout
+            assert "Nothing is served yet" in done.stdout
     assert not kubelet.resources
     api.refusals = []
     api.label("shared")

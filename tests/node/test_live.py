@@ -1,5 +1,7 @@
 """Changes while the daemon runs: the configuration, and the MIG partitions of its GPUs."""
 
+import json
+import re
 import shutil
 import time
 
@@ -62,8 +64,10 @@ async def test_a_bad_configuration_keeps_the_last_good_one_and_says_so(kubelet, 
     config("version: v1\nsharing: {timeSlicing: {resource: []}}\n")
     await daemon.said("did you mean")
     assert healthy(kubelet, 16)()
-    assert main(["status", "--state-dir", str(daemon.state)]) == 1
-    assert "REFUSED: " in capsys.readouterr().out
+    assert main(["status", "--state-dir", str(daemon.state), "-o", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert "did you mean" in told["configuration"]["refused"]
+    assert [(each["kind"], each["severity"]) for each in told["problems"]] == [("configuration", "warning")]
     assert main(["status", "--metrics", "--state-dir", str(daemon.state)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert "gpu_plugin_config_refused 1" in told
@@ -120,9 +124,9 @@ async def test_a_gpu_in_mig_mode_is_withheld_without_a_mig_strategy_until_the_mo
     daemon.fault(2, mig="3g.40gb")
     await kubelet.wait_for(healthy(kubelet, 7))
     assert main(["status", "--state-dir", str(daemon.state)]) == 1
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr().out
     assert "nvidia-smi -i 2 -mig 0" in shown
-    assert "Healthy, withheld" in shown
+    assert re.search(r"^2 +withheld ", shown, re.MULTILINE)
     assert sum("nvidia-smi -i 2 -mig 0" in line for line in daemon.log.read_text().splitlines()) == 1
     config("version: v1\nflags: {migStrategy: mixed}\n")
     await kubelet.wait_for(healthy(kubelet, 1, HALF))

@@ -42,11 +42,12 @@ async def test_the_second_daemon_of_a_node_waits_and_serves_once_the_first_is_ki
         its = ("--state-dir", second.state)
         done = await ran("status", *its)
         assert (done.returncode, done.stderr) == (1, "")
-        assert "WAITING: another daemon serves " in done.stdout
+        assert "another daemon serves " in done.stdout
         done = await ran("status", *its, "-o", "json")
         told = json.loads(done.stdout)
         assert done.returncode == 1
-        assert (told["daemon"]["pid"], told["wrong"]) == (second.process.pid, [f"waiting: {told['waiting']}"])
+        assert told["daemon"]["pid"] == second.process.pid
+        assert [(each["kind"], each["cause"]) for each in told["problems"]] == [("waiting", told["waiting"])]
         done = await ran("status", *its, "--metrics")
         assert done.returncode == 1
         assert "gpu_plugin_config_refused 0" in done.stdout
@@ -180,11 +181,11 @@ async def test_a_directory_made_anew_that_another_daemon_has_by_now_ends_this_on
 async def test_a_default_config_without_a_directory_is_in_the_status_and_the_log(kubelet, daemon):
     daemon.start(environ={"DEFAULT_CONFIG": "shared", "NODE_LABEL": "example.com/config"})
     await kubelet.wait_for(healthy(kubelet, 8))
-    done = await ran("status", "--state-dir", daemon.state)
-    lines = [line.strip() for line in done.stdout.splitlines() if "WITHOUT EFFECT: " in line]
-    assert len(lines) == 2
-    assert "DEFAULT_CONFIG" in lines[0]
-    assert "--config-file-srcdir" in lines[0]
-    assert "NODE_LABEL" in lines[1]
+    done = await ran("status", "--state-dir", daemon.state, "-o", "json")
+    causes = [each["cause"] for each in json.loads(done.stdout)["problems"] if each["kind"] == "without-effect"]
+    assert len(causes) == 2
+    assert "DEFAULT_CONFIG" in causes[0]
+    assert "--config-file-srcdir" in causes[0]
+    assert "NODE_LABEL" in causes[1]
     warned = [line for line in daemon.log.read_text().splitlines() if " WARNING " in line]
     assert sum("--config-file-srcdir" in line for line in warned) == 2

@@ -183,7 +183,7 @@ class TestCordon:
         for _ in range(3):
             done = await desk.done("uncordon", gpu=0)
             assert "it is not cordoned, so nothing was changed. Still open: Xid 48" in done
-            assert "(FATAL). To override: gpu-plugin uncordon --gpu GPU-a --override." in done
+            assert "(FATAL). To override: gpu-plugin uncordon GPU-a --override." in done
             assert "Xid 48" in desk.reason("GPU-a")
 
     @pytest.mark.parametrize("cordoned", [True, False])
@@ -299,7 +299,7 @@ class TestMissing:
             await desk.ask("uncordon", gpu="GPU-4b5e", override=True)
 
     async def test_without_an_override_only_the_cordon_of_a_missing_gpu_is_lifted(self, desk):
-        advice = "To delete its stored record: gpu-plugin uncordon --gpu GPU-4b5ed472 --override."
+        advice = "To delete its stored record: gpu-plugin uncordon GPU-4b5ed472 --override."
         done = await desk.done("uncordon", gpu="61:00.0")
         assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {advice}"
         cordon = Evidence("zero", LOST.uuid, "cordon", "FATAL", "cordoned", 1.0, "operator")

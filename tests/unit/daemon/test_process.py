@@ -699,7 +699,7 @@ async def test_another_directory_of_specifications_is_refused_while_the_daemon_r
         await answers(directory, "status")
         monkeypatch.setattr(daemon.configuration, "_resolve", lambda _: replace(daemon.settings, cdi_dir="/elsewhere"))
         daemon.configuration.request_read()
-        await until(lambda: daemon.configuration.status()["refused"])
+        await until(lambda: daemon.configuration.status().refused)
         assert daemon.settings.cdi_dir != "/elsewhere"
 
 

@@ -38,7 +38,7 @@ def with_signals(*signals: Explanation, **changed) -> Status:
     ("changed", "wanted"),
     [
         ({}, []),
-        ({"waiting": "another daemon has the node"}, [("waiting", "warning", "node")]),
+        ({"waiting": "another daemon has the node"}, [("waiting", "critical", "node")]),
         (
             {"configuration": model.Configuration(file="/f", since=1.0, refused="line 3")},
             [("configuration", "warning", "/f")],

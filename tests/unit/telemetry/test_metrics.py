@@ -305,6 +305,7 @@ def statuses(draw):
         )
         for resource, device in draw(st.sets(st.tuples(_text, _text), max_size=3))
     ]
+    assert FULL.counters is not None
     counters = replace(
         FULL.counters,
         supported={uuid: {"xid": draw(st.booleans())} for uuid in uuids},
