@@ -80,7 +80,7 @@ def lines(gpu: Gpu | Missing, status: Status, now: float, columns: int | None = 
         yield from wrapped(f"{named}  {coloured(gpu.state, _COLOURS.get(gpu.state, 'Healthy'))}{since}", "  ", columns)
         yield from wrapped(f"  Pods: {_pods(gpu)}", "    ", columns)
     for problem in problems:
-        yield from problem_lines(problem, now, columns, steps=True)
+        yield from problem_lines(problem, now, columns)
     if isinstance(gpu, Gpu):
         for signal in gpu.signals:
             detail = displayable(f"  {signal.name} ({signal.verdict}): {signal.detail}")

@@ -102,12 +102,13 @@ def lines(
     `now` is Unix time in seconds. `columns` is the greatest width of a line, None for no limit. `wide` adds columns and MIG
     devices, and `watched` the readings.
     """
+    names = {gpu.uuid: str(gpu.index) for gpu in status.gpus}
     yield from wrapped(f"{status.node}: {status.headline}", "  ", columns)
     yield from wrapped(", ".join(_facts(status, now)), "  ", columns)
     for problem in status.problems:
         if problem.severity != "note":
             yield ""
-            yield from problem_lines(problem, now, columns)
+            yield from problem_lines(problem, now, columns, explain=names.get(problem.gpu, problem.gpu))
     notes = [problem for problem in status.problems if problem.severity == "note"]
     if notes:
         yield ""
@@ -135,8 +136,8 @@ def _facts(status: Status, now: float) -> Iterator[str]:
         yield f"{counted(status.daemon.log_lines_dropped, 'log line')} dropped"
 
 
-def problem_lines(problem: Problem, now: float, columns: int | None, *, steps: bool = False) -> Iterator[str]:
-    """Yield a problem as text; with all its steps, or a hint to `explain`."""
+def problem_lines(problem: Problem, now: float, columns: int | None, explain: str = "") -> Iterator[str]:
+    """Yield a problem as text; with all its steps, or, if `explain` names its GPU, a hint to `explain`."""
     since = "" if problem.since is None else f"  ({age(now - problem.since)})"
     yield from wrapped(
         coloured(f"{problem.severity.upper()}: {problem.title}{since}", COLOURS[problem.severity]), "  ", columns
@@ -146,10 +147,10 @@ def problem_lines(problem: Problem, now: float, columns: int | None, *, steps: b
         yield from wrapped(f"  Pods: {', '.join(problem.pods)}", "    ", columns)
     if problem.recovers:
         yield from wrapped(f"  Recovers when {problem.recovers}.", "    ", columns)
-    if problem.steps and (steps or not problem.gpu):
-        yield from step_lines(problem, columns)
+    if problem.steps and explain:
+        yield f"  What to do: gpu-plugin explain {explain}"
     elif problem.steps:
-        yield f"  What to do: gpu-plugin explain {problem.gpu}"
+        yield from step_lines(problem, columns)
 
 
 def step_lines(problem: Problem, columns: int | None) -> Iterator[str]:
