@@ -418,7 +418,12 @@ TABLE: list[Row] = [
             (why_down(Signs((1,)), Answer(Signs((1,)), 0.0, trouble="silent")), "Restart the program"),
         )
     ),
-    ("daemon", unwell(waiting="another daemon uses it"), WARNING, ("another daemon", "Wait")),
+    (
+        "daemon",
+        unwell(waiting="another daemon uses it", configuration=model.Configuration(since=1.0)),
+        FAILED,
+        ("another daemon", "Wait"),
+    ),
     (
         "daemon",
         unwell(kubelet=model.Kubelet(socket="/k/kubelet.sock", directory="/k")),
