@@ -329,7 +329,7 @@ async def test_the_daemon_serves_a_kubelet_and_ends_at_once(containers, user, di
             await kubelet.wait_for(healthy(kubelet, 8), 20)
             response = (await kubelet.admit("pod", {"nvidia.com/gpu": 2})).allocations[0].response
             assert len(response.envs["NVIDIA_VISIBLE_DEVICES"].split(",")) == 2
-            assert "8 of 8 devices Healthy" in await _podman(containers, "exec", name, "gpu-plugin", "status")
+            assert "All 8 GPUs are Healthy" in await _podman(containers, "exec", name, "gpu-plugin", "status")
             pid = (await _podman(containers, "inspect", "--format={{.State.Pid}}", name)).strip()
             assert Path(f"/proc/{pid}/comm").read_text() == "gpu-plugin\n"
             began = time.perf_counter()
