@@ -204,7 +204,7 @@
       ["Driver", driver.version || (status.waiting ? "" : "not known")],
       ["Configuration", status.waiting ? configuration.file : [configuration.file || "no file", since(configuration.since)]],
       ["Wanted configuration", configuration.wanted],
-      ["Reads of it", reloads.join(", ")],
+      ["Reads of the file", reloads.join(", ")],
       ["Device list strategy", strategy.used.join(", ") + (strategy.reason ? ` (${strategy.reason})` : "")],
       ["CDI", cdi && `${counted(cdi.devices, "device")} in ${cdi.directory}`],
       ["Kubelet", kubelet.socket],
