@@ -135,6 +135,60 @@ async def test_a_fold_that_was_closed_stays_closed_and_a_tile_leads_to_its_gpu(b
     assert opened[0] == "GPU 3"
 
 
+async def test_a_worse_problem_above_leaves_folds_and_the_focus_where_they_are(browser, daemon, kubelet, port, url):
+    await serving(daemon, kubelet, port)
+    daemon.fault(3, xid=79)
+    await browser.open(url)
+    await browser.until(HEADLINE, lambda result: result.startswith("GPU 3 is Unhealthy"))
+    await browser.run(
+        "window.mine = document.querySelector('#problems .card details'); window.mine.open = false;"
+        "window.mine.querySelector('summary').focus(); document.querySelectorAll('#details details')[5].open = true"
+    )
+    daemon.fault(1, xid=79)
+    await browser.until(HEADLINE, lambda result: result.startswith("GPU 1 is Unhealthy"))
+    kept = (
+        "return [mine.isConnected, mine.open, mine.contains(document.activeElement), mine.closest('.card').innerText]"
+    )
+    connected, is_open, focused, text = await browser.run(kept)
+    assert (connected, is_open, focused) == (True, False, True)
+    assert "GPU 3" in text
+    opened = "return [...document.querySelectorAll('#details details')].map((each) => each.open)"
+    assert await browser.run(opened) == [number == 5 for number in range(8)]
+
+
+async def test_a_tile_opens_its_gpu_again_after_it_was_closed(browser, daemon, kubelet, port, url):
+    await serving(daemon, kubelet, port)
+    await browser.open(url)
+    await browser.until(STATE, lambda state: state == "live")
+    for _ in range(2):
+        await browser.run("document.querySelectorAll('.tile')[2].click()")
+        await browser.until("return document.querySelectorAll('#details details')[2].open")
+        await browser.run("document.querySelectorAll('#details details')[2].open = false")
+
+
+@pytest.mark.parametrize("clipboard", [True, False])
+async def test_a_command_is_copied_also_without_the_clipboard_of_secure_pages(
+    browser, daemon, kubelet, port, url, clipboard
+):
+    await serving(daemon, kubelet, port)
+    daemon.fault(3, xid=79)
+    await browser.open(url)
+    await browser.until(HEADLINE, lambda result: result.startswith("GPU 3 is Unhealthy"))
+    if clipboard:
+        await browser.command(
+            "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"], origin=url
+        )
+    else:  # a page without TLS under a node's address
+        await browser.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    await browser.run(
+        "document.addEventListener('copy', () => { window.copied = String(getSelection()) });"
+        "document.querySelector('.command button').focus()"
+    )
+    await browser.press(ENTER)
+    copied = "return navigator.clipboard.readText()" if clipboard else "return window.copied"
+    await browser.until(copied, lambda result: result == "kubectl cordon node-1")
+
+
 async def test_after_a_restart_it_goes_on_and_meanwhile_it_calls_itself_stale(browser, daemon, kubelet, port, url):
     await serving(daemon, kubelet, port)
     await browser.open(url)
@@ -312,8 +366,8 @@ async def test_before_the_daemon_has_a_configuration_the_page_says_what_it_waits
     await browser.open(url)
     await browser.until(STATE, lambda state: state == "live")
     headline = await browser.run(HEADLINE)
-    assert headline.startswith("Nothing is served yet: ")
-    assert len(headline) > 40
+    assert headline == "Nothing is served yet"
+    assert len(await browser.run(PROBLEMS)) > 20
     await seen(browser, "waiting")
     clean(browser, url)
 
