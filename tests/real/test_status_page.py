@@ -1,4 +1,4 @@
-"""The status page in a real browser: the real daemon on a simulated node, under the stand-in kubelet.
+"""Tests of the status page in Chromium, with the real daemon on a simulated node and a simulated kubelet.
 
 If the environment variable E2E_PICTURES is set, pictures of the page are written to that directory.
 """
