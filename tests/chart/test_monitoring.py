@@ -161,8 +161,8 @@ def test_panels_show_the_state_of_these_nodes(prometheus: recording.Recorded) ->
 
     titles = ("Nodes", "GPUs", "Devices held", "Nodes without driver", "Held back")
     assert [value(title) for title in titles] == [2, 16, 7, 0, 1]
-    # Four GPUs have an Xid. The failing GPU and the hanging GPU follow within some time. The cordoned GPU does not count.
-    assert 4 <= value("Unhealthy") <= 6
+    # Five GPUs have a fault. The failing GPU and the hanging GPU follow within some time. The cordoned GPU does not count.
+    assert 5 <= value("Unhealthy") <= 7
     held_back = [(each["node"], each["index"], each["by"]) for each in rows("GPUs held back by operators")]
     assert held_back == [("node-2", str(recording.HELD_BACK), "cordon")]
     faults = rows("GPUs that need attention")

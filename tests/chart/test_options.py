@@ -40,7 +40,6 @@ WAYS: Mapping[str, str] = {
     "config_file_srcdir": ITSELF,
     "default_config": "config.default",
     "fallback_strategies": "config.fallbackStrategies",
-    "node_name": ITSELF,
     "node_label": "config.nodeLabel",
     "kubeconfig": EXTRA,  # a pod has its service account
     "device_plugin_dir": "kubelet.devicePluginDir",
@@ -108,6 +107,10 @@ def test_what_the_chart_sets_itself_reaches_the_daemon(helm: Helm, name: str) ->
     assert not getattr(settings(helm, {}), name)
 
 
+def test_the_name_of_the_node_reaches_the_daemon_always(helm: Helm) -> None:
+    assert settings(helm, {}).node_name
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_extra_arguments_and_variables_reach_the_container(helm: Helm, option: Option) -> None:
     if option.flags:
@@ -134,7 +137,7 @@ def test_no_variable_is_set_twice(helm: Helm) -> None:
     assert len(names) == len(set(names))
     known = {env for option in OPTIONS for env in option.envs}
     nvidias = {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_MONITOR_DEVICES"}
-    assert set(names) <= known | nvidias | {"POD_IP"}
+    assert set(names) <= known | nvidias | {"POD_IP", "POD_NAMESPACE", "POD_NAME"}
 
 
 def test_no_variable_is_empty(helm: Helm) -> None:
