@@ -1,8 +1,6 @@
 """The cost of observing: all observing parts together, the Kubernetes client, and a listener without requests."""
 
-import socket
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,19 +9,19 @@ from pathlib import Path
 from bench.api_server import NODE, serving_api
 from bench.counted import Count
 from bench.node import serving
-from bench.page import READERS, drain
-from bench.plan import PATIENCE, MeasurementError, Plan
+from bench.page import READERS, UPDATE, read, status
+from bench.plan import MeasurementError, Plan
 from bench.probes import ADDRESS, asking, free_port
 from bench.process import cpu_seconds, memory
 from bench.quantiles import median, median_ratio
-from bench.scrape import DEVICES, EVERY, PODS, REQUEST, checked, full_node
+from bench.scrape import DEVICES, PODS, REQUEST, checked, full_node
 from bench.table import Row
 
 SAMPLES = 3
 """The number of pairs of daemons, one with the observed feature and one without. Each pair takes half a minute."""
 
 WATCHED = 10
-"""The number of scrapes, one each second, while the status page's readers get updates."""
+"""The number of scrapes, one after each update of the open pages."""
 
 SETTLE = 2.0
 """Seconds after which a start, and the work after the last request, have ended."""
@@ -41,7 +39,7 @@ def together(plan: Plan, directory: Path) -> list[Row]:
         pair = directory / str(at)
         pair.mkdir()
         grown.append(_observed(pair / "with", free_port()) - _observed(pair / "without", None))
-    note = f"16 GPUs, {DEVICES} devices, {PODS} pods; a scrape a second, {READERS} readers"
+    note = f"16 GPUs, {DEVICES} devices, {PODS} pods; a scrape every two seconds, {READERS} open pages"
     return [
         Row(
             "observing, all of it: RSS more than without",
@@ -65,19 +63,13 @@ def _observed(directory: Path, port: int | None) -> float:
     with ExitStack() as stack:
         node = stack.enter_context(full_node(directory, port))
         if port is None:
-            time.sleep(WATCHED * EVERY + SETTLE)
+            time.sleep(WATCHED * UPDATE + SETTLE)
             return memory(node.daemon.pid, "VmRSS")
         ask = asking(port)
         checked(ask)
-        page = ask(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        if not page.startswith(b"HTTP/1.1 200") or b"machine-learning" not in page:
-            raise MeasurementError(f"this is not a status page: {page[:200]!r}")
-        for _ in range(READERS):
-            reader = stack.enter_context(socket.create_connection((ADDRESS, port), PATIENCE))
-            reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            threading.Thread(target=drain, args=(reader,), daemon=True).start()
+        status(ask)
         for _ in range(WATCHED):
-            time.sleep(EVERY)
+            read(ask, UPDATE)
             ask(REQUEST)
         time.sleep(SETTLE)
         return memory(node.daemon.pid, "VmRSS")

@@ -1,27 +1,32 @@
 """The cost of the status page on a full node: 16 GPUs, 448 devices, 100 pods that hold them."""
 
 import os
-import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from bench.calls import two_processors
-from bench.plan import PATIENCE, MeasurementError, Plan
-from bench.probes import ADDRESS, asking, free_port
+from bench.plan import MeasurementError, Plan
+from bench.probes import asking, free_port
 from bench.process import memory
 from bench.quantiles import median, percentile
 from bench.scrape import DEVICES, PODS, full_node, pin
 from bench.table import Row
 
 EVERY = 1.05
-"""Seconds between two pages. The daemon makes a page at most once a second."""
+"""Seconds between two answers. The daemon makes an answer at most once a second."""
 
 PAGES, READERS = 12, 8
 
 WATCHED = 10.0
-"""Seconds for which readers get updates."""
+"""Seconds for which pages are open."""
+
+UPDATE = 2.0
+"""Seconds between two requests of an open page."""
+
+STATUS = b"GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:
@@ -38,21 +43,15 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
         ask(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         time.sleep(EVERY)
         unseen = memory(pid, "VmRSS")
-        answer = ask(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        if not answer.startswith(b"HTTP/1.1 200") or b"machine-learning" not in answer:
-            raise MeasurementError(f"this is not a status page: {answer[:200]!r}")
+        answer = status(ask)
         taken = []
         for _ in range(PAGES):
             time.sleep(EVERY)
             began = time.perf_counter()
-            ask(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            ask(STATUS)
             taken.append((time.perf_counter() - began) * 1000)
         before, began = _processor(pid), time.perf_counter()
-        for _ in range(READERS):
-            reader = stack.enter_context(socket.create_connection((ADDRESS, port), PATIENCE))
-            reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            threading.Thread(target=drain, args=(reader,), daemon=True).start()
-        time.sleep(WATCHED)
+        read(ask, WATCHED)
         share = (_processor(pid) - before) / (time.perf_counter() - began) * 100
         grown = memory(pid, "VmRSS") - unseen
         return [
@@ -77,10 +76,29 @@ def _processor(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def drain(reader: socket.socket) -> None:
-    """Read until the connection ends."""
-    try:
-        while reader.recv(65536):
-            pass
-    except OSError:  # the measurement has closed the connection
-        return
+def status(ask: Callable[[bytes], bytes]) -> bytes:
+    """Return the data of the page.
+
+    Raises:
+        MeasurementError: the answer is not the data.
+    """
+    answer = ask(STATUS)
+    if not answer.startswith(b"HTTP/1.1 200") or b"machine-learning" not in answer:
+        raise MeasurementError(f"this is not the data of a status page: {answer[:200]!r}")
+    return answer
+
+
+def read(ask: Callable[[bytes], bytes], seconds: float) -> None:
+    """Request the data as `READERS` open pages do, for this time."""
+    end = time.monotonic() + seconds
+
+    def page() -> None:
+        while time.monotonic() < end:
+            ask(STATUS)
+            time.sleep(UPDATE)
+
+    pages = [threading.Thread(target=page) for _ in range(READERS)]
+    for each in pages:
+        each.start()
+    for each in pages:
+        each.join()
