@@ -41,6 +41,7 @@ from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.recorder import Recorder
+from gpu_plugin.status import model
 
 from .harness.cluster import NODE_PATH, Cluster
 from .harness.layout import NODE
@@ -247,8 +248,10 @@ def measure_reporting(
         )
         health.reports.subscribe(reporting.health_changed)
 
-        def status() -> Any:
-            return reporting.status()
+        def status() -> model.Cluster:
+            found = reporting.status()
+            assert found is not None
+            return found
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(reporting.run)
@@ -261,9 +264,9 @@ def measure_reporting(
                     await anyio.to_thread.run_sync(report, cluster, reports)
             await anyio.sleep(max(0.0, began + HOUR - clock()))
             with anyio.fail_after(10):
-                while status()["events"]["waiting"]:
+                while status().events["waiting"]:
                     await anyio.sleep(STEP)
-            assert not status()["trouble"]
+            assert not status().trouble
             tasks.cancel_scope.cancel()
 
     with pods.made(cluster):
