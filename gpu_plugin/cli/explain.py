@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from gpu_plugin.cli.output import (
+    DATA,
     PROBLEM_FOUND,
     SUCCESS,
     coloured,
@@ -38,7 +39,7 @@ def command(state_dir: Path, gpu: str | None, output: str) -> int:
     """Print the daemon's explanation of its GPUs."""
     status = status_of(state_dir)
     asked: Sequence[Gpu | Missing] = (*status.gpus, *status.missing) if gpu is None else (find_gpu(gpu, status),)
-    if output in ("json", "yaml"):
+    if output in DATA:
         explained = [
             {**msgspec.to_builtins(each), "problems": msgspec.to_builtins(_problems(each, status))} for each in asked
         ]
@@ -58,7 +59,7 @@ def _rank(gpu: Gpu | Missing) -> int:
 
 
 def _problems(gpu: Gpu | Missing, status: Status) -> tuple[Problem, ...]:
-    """Return the problems of a GPU, and those that withhold it."""
+    """Return the problems of a GPU, and the problems that withhold it from pods."""
     if isinstance(gpu, Missing):
         return tuple(each for each in status.problems if each.kind == "missing-gpu" and each.object == gpu.name)
     withheld = [each for each in status.problems if each.kind == "withheld" and _withholds(each, gpu)]

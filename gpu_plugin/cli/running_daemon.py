@@ -102,13 +102,15 @@ def status_of(state_dir: Path) -> "Status":
     """
     import msgspec  # noqa: PLC0415 - as above
 
-    from gpu_plugin.status.model import Status  # noqa: PLC0415
+    from gpu_plugin.status.model import FORMAT, Status  # noqa: PLC0415
 
     reply = ask(state_dir, "status")
+    if reply.get("format") != FORMAT:
+        raise NoDaemon(f"the running daemon is of another version: its status does not have format {FORMAT}")
     try:
         return msgspec.convert(reply, Status)
     except msgspec.ValidationError as error:
-        raise NoDaemon(f"the running daemon is of another version: its status is not known here: {error}") from None
+        raise NoDaemon(f"the running daemon is of another version: its status cannot be read: {error}") from None
 
 
 def find_gpu(name: str, status: "Status") -> "Gpu | Missing":

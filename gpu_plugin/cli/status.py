@@ -9,6 +9,7 @@ import msgspec
 
 from gpu_plugin.cli.options import seconds
 from gpu_plugin.cli.output import (
+    DATA,
     NO_DAEMON,
     PROBLEM_FOUND,
     SUCCESS,
@@ -62,11 +63,11 @@ def command(state_dir: Path, output: str, as_metrics: bool, as_schema: bool, eve
     pause = seconds("--watch", every, 0.1, 3600)
     status = None
     while True:
-        if sys_stdout_is_terminal():
+        if width() is not None:  # a terminal
             click.clear()
         try:
             status = _once(state_dir, output, as_metrics=as_metrics, watched=True)
-        except click.ClickException as error:  # a daemon that is being restarted
+        except click.ClickException as error:  # the daemon restarts
             if status is None:
                 raise
             status = NO_DAEMON
@@ -76,17 +77,12 @@ def command(state_dir: Path, output: str, as_metrics: bool, as_schema: bool, eve
         time.sleep(pause)
 
 
-def sys_stdout_is_terminal() -> bool:
-    """Return True if standard output is a terminal."""
-    return width() is not None
-
-
 def _once(state_dir: Path, output: str, *, as_metrics: bool, watched: bool = False) -> int:
     status = status_of(state_dir)
     if as_metrics:
         click.echo("\n".join(metrics(status)))
         return PROBLEM_FOUND if status.waiting else SUCCESS
-    if output in ("json", "yaml"):
+    if output in DATA:
         click.echo(structured(msgspec.to_builtins(status), output))
     else:
         shown = msgspec.convert(displayable(msgspec.to_builtins(status)), Status)

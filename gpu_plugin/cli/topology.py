@@ -37,7 +37,7 @@ _MODE = 0o644
     help="Also draw the link groups into this SVG file; - for standard output, instead of the text.",
 )
 def command(simulate: str | None, state_dir: Path, as_scores: bool, output: str, svg: str | None) -> None:  # noqa: FBT001
-    """Print the topology, and write the picture if one is requested."""
+    """Print the topology, and write the picture if --svg names a file."""
     as_data = output in DATA
     if svg == "-" and (as_data or as_scores):
         raise click.UsageError("--svg - writes to standard output: leave out --json and --scores, or name a file")

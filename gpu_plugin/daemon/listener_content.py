@@ -42,5 +42,5 @@ class ListenerContent:
         return await self._answers.page()
 
     def links_picture(self) -> str:
-        """The picture of the links as SVG; empty if there are none."""
+        """The picture of the links as SVG; empty without links."""
         return self._view.picture()

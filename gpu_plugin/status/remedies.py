@@ -9,7 +9,9 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_plugin.health.explain import Explanation, Remedy
+from gpu_plugin.health.latch import REBOOT, RESET
 from gpu_plugin.health.notices import Notice
+from gpu_plugin.health.signal import REPLACE
 from gpu_plugin.status.model import Step
 
 TO_DO = "; to do: "
@@ -98,8 +100,7 @@ def of_signal(signal: Explanation, gpu: str, shell: Shell, *, released: bool) ->
             return _spelled((Step("Resume the GPU once the work on it is done", f"gpu-plugin resume {gpu}"),), shell)
         case _:
             return advice
-    own = signal.action and not any(plain in signal.action for plain in _IN_THE_STEPS)
-    return _spelled((*(advice if own else ()), *steps), shell)
+    return _spelled((*(() if signal.action in _STEPS_SAY_IT else advice), *steps), shell)
 
 
 def of_notice(notice: Notice, gpu: str, shell: Shell, *, released: bool) -> tuple[Step, ...]:
@@ -111,8 +112,8 @@ def of_notice(notice: Notice, gpu: str, shell: Shell, *, released: bool) -> tupl
     return _spelled((advice, *steps, *undo), shell)
 
 
-_IN_THE_STEPS = ("reset the GPU when no pod has it", "drain the node and reboot it", "replaced")
-"""Advice that the steps have already."""
+_STEPS_SAY_IT = frozenset({RESET, REBOOT, REPLACE})
+"""Advice that the steps of its remedy have already."""
 
 
 def reset_steps(gpu: str, *, released: bool, persistent: bool) -> tuple[Step, ...]:

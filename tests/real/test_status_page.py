@@ -208,14 +208,20 @@ async def test_after_a_restart_it_goes_on_and_meanwhile_it_calls_itself_stale(br
     assert await browser.run("return window.marked") == 1
 
 
-async def test_a_cordon_is_a_note_in_a_neutral_colour(browser, daemon, kubelet, port, url):
+@pytest.mark.parametrize(
+    ("verb", "more", "state"), [("cordon", {}, "held-back"), ("fault", {"pcie-width": 4}, "degraded")]
+)
+async def test_a_cordon_and_a_degraded_gpu_are_notes_in_a_neutral_colour(
+    browser, daemon, kubelet, port, url, verb, more, state
+):
     await serving(daemon, kubelet, port)
-    await anyio.to_thread.run_sync(partial(request, daemon.state, "cordon", gpu=5))
+    await anyio.to_thread.run_sync(partial(request, daemon.state, verb, gpu=5, **more))
     await browser.open(url)
-    await browser.until("return document.querySelectorAll('.tile.held-back').length", lambda count: count == 1)
-    assert await browser.run("return document.getElementById('headline').className") == "headline fine"
+    await browser.until(f"return document.querySelectorAll('.tile.{state}').length", lambda count: count == 1)
+    assert await browser.run("return document.getElementById('headline').className") == "headline note"
+    assert (await browser.run("return document.getElementById('severity').textContent")).endswith("Note")
     assert await browser.run("return document.querySelectorAll('.card.critical, .card.warning').length") == 0
-    await seen(browser, "cordoned")
+    await seen(browser, state)
 
 
 async def test_light_and_dark(browser, daemon, kubelet, port, url):

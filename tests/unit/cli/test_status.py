@@ -178,10 +178,11 @@ def test_fields_of_a_later_version_are_ignored_and_another_reply_is_a_sentence(m
     known = json.loads(msgspec.json.encode(WELL))
     monkeypatch.setattr(control, "request", lambda *_, **__: {**known, "later": 1})
     assert main(["status", "--state-dir", "/state"]) == 0
-    monkeypatch.setattr(control, "request", lambda *_, **__: {"daemon": {"pid": "seven"}})
-    capsys.readouterr()
-    assert main(["status", "--state-dir", "/state"]) == 3
-    assert "another version" in capsys.readouterr().err
+    for reply in ({**known, "daemon": {"pid": "seven"}}, {**known, "format": 1}, {"daemon": {"version": "0.0.9"}}):
+        monkeypatch.setattr(control, "request", lambda *_, told=reply, **__: told)
+        capsys.readouterr()
+        assert main(["status", "--state-dir", "/state"]) == 3
+        assert "another version" in capsys.readouterr().err
 
 
 def test_text_of_others_cannot_change_the_terminal(monkeypatch):

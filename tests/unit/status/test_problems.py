@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.health.explain import Explanation, Remedy
+from gpu_plugin.health.latch import RESET
 from gpu_plugin.health.notices import Notice
 from gpu_plugin.status import model
 from gpu_plugin.status.model import SEVERITIES, Gpu, Status
@@ -182,6 +183,12 @@ def test_advice_that_the_steps_lack_is_the_first_step():
     signal = replace(XID, remedy=Remedy.REBOOT, action="check the GPU's power cables and seat, then reboot the node")
     (problem,) = problems(with_signals(signal), SHELL)
     assert problem.steps[0].text.startswith("Check the GPU's power cables")
+    (problem,) = problems(
+        with_signals(replace(XID, remedy=Remedy.RESET, action=f"{RESET}; at 60 pages replace it")), SHELL
+    )
+    assert problem.steps[0].text.endswith("at 60 pages replace it")
+    (problem,) = problems(with_signals(replace(XID, remedy=Remedy.RESET, action=RESET)), SHELL)
+    assert problem.steps[0].command.startswith("kubectl cordon")
 
 
 def test_a_pending_change_is_a_note_with_the_steps_and_the_way_back():

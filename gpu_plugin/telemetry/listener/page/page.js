@@ -8,7 +8,7 @@
     "held-back": ["■", "held back"], healthy: ["✓", "Healthy"],
   };
   const SEVERITIES = { critical: "✕", warning: "▲", note: "■" };
-  const WORDS = { critical: "Critical", warning: "Warning", fine: "OK" };
+  const WORDS = { critical: "Critical", warning: "Warning", note: "Note", fine: "OK" };
   const NAMED = 3; // pods that are named before the fold
   const EVENTS = 10, EVENTS_ON_PHONE = 3; // events that are shown before the fold
   const phone = window.matchMedia("(max-width: 30rem)");
@@ -263,7 +263,7 @@
   }
 
   function show(first) {
-    const worst = status.problems.find((each) => each.severity !== "note");
+    const [worst] = status.problems; // before there is a daemon, a status that waits has no problems
     const severity = worst ? worst.severity : status.waiting ? "warning" : "fine";
     const sign = severity === "fine" ? "✓" : SEVERITIES[severity], focused = document.activeElement;
     place("node").textContent = status.node || "this node";
