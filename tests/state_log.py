@@ -21,3 +21,4 @@ def store(state: Path, kind: str, content: object) -> None:
     log = StateLog(state)
     log.load()
     assert log.add_event(content) if kind == EVENT else log.write(kind, content)
+    log.release()

@@ -1,12 +1,32 @@
-"""A simulated node."""
+"""A simulated node, and the end of the state logs that a test opened."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
+from gpu_plugin.state.log import StateLog
 
 
 @pytest.fixture
 def node() -> SimulatedNode:
     """Eight H100 on an HGX board."""
     return SimulatedNode(load("hgx-h100"))
+
+
+@pytest.fixture(autouse=True)
+def state_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the files of all state logs of a test: a daemon keeps them open until its process ends."""
+    made: list[StateLog] = []
+    begin = StateLog.__init__
+
+    def begun(log: StateLog, state_dir: Path) -> None:
+        begin(log, state_dir)
+        made.append(log)
+
+    monkeypatch.setattr(StateLog, "__init__", begun)
+    yield
+    for log in made:
+        assert log.release(), "a test ended during a write"
