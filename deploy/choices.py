@@ -16,7 +16,7 @@ CHOICES: Mapping[str, tuple[Sequence[str], str]] = {
 
 LIST = "deviceListStrategy"
 LIST_COMMENT = (
-    "How the runtime is told of devices: {}, several with commas or as a list, or auto. "
+    "The way in which the runtime gets the devices: {}, several with commas or as a list, or auto. "
     "cdi-* and auto need nvidiaDriverRoot."
 )
 """The comment of LIST, a value of the chart that accepts several names, or auto."""

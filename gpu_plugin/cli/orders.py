@@ -35,7 +35,7 @@ def _order(verb: str, text: str, epilog: str) -> click.Command:
 
 
 _FOR_ALL_AT_ONCE = frozenset({"release", "resume"})
-"""Orders that the daemon takes for all GPUs together, including GPUs that are not known yet."""
+"""Orders for which `--all` is one request to the daemon, which includes GPUs that it does not know yet."""
 
 _WITH_PODS = frozenset({"cordon", "release"})
 

@@ -31,12 +31,12 @@ _UNWATCHED = GpuRecord(Facts(), unseen=None)  # the record of every unknown GPU;
 class HealthLedger:
     """Updates latches from observations, and returns the reasons why a GPU or a MIG device is not fit for use.
 
-    Health is the worst verdict of the open latches, not that of the latest observation. An observation of a GPU affects no
-    other GPU, except that a GPU without an NVLink fabric is compared with those that have joined one. A latch of a GPU applies
-    to all its MIG devices and replicas, a latch of a MIG device only to that device. Once the MIG device is gone, its latches
-    apply to the whole GPU until they close, because partitioning a GPU again repairs nothing.
+    Health is the worst verdict of the open latches, not the verdict of the latest observation. An observation of a GPU affects
+    no other GPU, except that a GPU without an NVLink fabric is compared with GPUs that have joined a fabric. A latch of a GPU
+    applies to all its MIG devices and replicas, a latch of a MIG device only to that device. Once the MIG device is gone, its
+    latches apply to the whole GPU until they close, because partitioning a GPU again repairs nothing.
 
-    A watched GPU is unfit until its first good sample, whatever its latches say (`first_look`).
+    A watched GPU is unfit until its first good sample, also without an open latch (`first_look`).
     """
 
     def __init__(self, policy: HealthPolicy, boot_id: str = "", zero: float | None = None) -> None:
@@ -57,7 +57,7 @@ class HealthLedger:
         self._withheld = ""
 
     def withhold(self, why: str) -> None:
-        """Withhold every GPU that is watched from now on as long as this ledger is in use. No look releases it.
+        """Withhold each GPU that the ledger begins to watch after this call. No look releases these GPUs.
 
         This is for a ledger that could not read the evidence of earlier processes. `why` is the reason, for people.
         """
@@ -267,7 +267,7 @@ class HealthLedger:
                 record.xids[number, key.device] = max(xid.last(latch), record.xids.get((number, key.device), 0.0))
 
     def _peers_joined(self, record: GpuRecord) -> bool:
-        """Return True if another GPU of the same model, if that is known, has joined an NVLink fabric."""
+        """Return True if another GPU of the same model has joined an NVLink fabric; False if the model is unknown."""
         model = record.facts.model
         peers = (each for each in self._records.values() if model and each is not record)
         return any(each.joined and each.facts.model == model for each in peers)

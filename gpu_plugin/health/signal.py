@@ -63,7 +63,7 @@ class SignalKind(Enum):
     READING = "reading"
     EVENT = "event"  # An event, which the driver reports once. An operator's override removes the latch.
     ORDER = "order"  # An operator's order, which is no evidence about the GPU itself
-    GUARD = "guard"  # The ledger's own hold on a GPU, because of its history or that of other signals
+    GUARD = "guard"  # The ledger's own hold on a GPU, because of its history or of other signals
 
 
 class OperatorInfluence(Enum):
@@ -84,11 +84,11 @@ class Signal(msgspec.Struct, frozen=True):
     does not support the signal. `memory` is the memory of a new latch. `parts` matches the `LatchKey.part` of its latches if a
     GPU can have several, each judged separately; None if there is a single latch. `influence` is the operator's. `recovers` is
     True if a latch closes by proof of a recovery (`proof.after_recovery`), which depends on the readings of other signals: such
-    a signal is judged after those.
+    a signal is judged after the others.
 
     Words for people: `action` is advice, with `{gpu}` for the GPU. `clears` is the condition that ends a latch without recovery.
-    Both can also be functions of the case. `recovery` names the recoveries that close a latch if they differ from those of its
-    proof, and `shown` is a sentence about their evidence.
+    Both can also be functions of the case. `recovery` names the recoveries that close a latch if they differ from the recoveries
+    of its proof, and `shown` is a sentence about their evidence.
 
     `until` returns the Unix time in seconds at which silence closes a latch, None if that is not known yet. `overridable`
     returns True if an operator's override closes a latch although its verdict is essential.
@@ -120,7 +120,7 @@ class Signal(msgspec.Struct, frozen=True):
 
     @property
     def lasts(self) -> bool:
-        """True if its latches outlive boots, as those of an order do that no look closes."""
+        """True if its latches stay after a boot: latches of orders that no look closes."""
         return self.kind is SignalKind.ORDER and Sample not in self.sees
 
     @property
