@@ -1,5 +1,6 @@
-"""A simulated node, and the end of the state logs that a test opened."""
+"""A simulated node, and the end of the log settings and state logs that a test made."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,22 @@ from gpu_plugin.state.log import StateLog
 def node() -> SimulatedNode:
     """Eight H100 on an HGX board."""
     return SimulatedNode(load("hgx-h100"))
+
+
+@pytest.fixture(autouse=True)
+def log_settings() -> Iterator[None]:
+    """Restore the levels and handlers of the loggers: a daemon sets them for its process."""
+    root = logging.getLogger()
+    loggers = [root, *(each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
+    levels, handlers = [logger.level for logger in loggers], root.handlers[:]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        if logger.level != level:
+            logger.setLevel(level)
+    for handler in root.handlers[:]:
+        if handler not in handlers:
+            root.removeHandler(handler)
+            handler.close()
 
 
 @pytest.fixture(autouse=True)

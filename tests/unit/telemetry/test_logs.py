@@ -10,35 +10,22 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.telemetry import logs
 
 
-@pytest.fixture
-def err(capsys):
-    """Standard error; levels and handlers are put back afterwards."""
-    loggers = [logging.getLogger(name) for name in (None, *logs._CHATTY, logs._LOGGING_PEER_CANCELS)]
-    levels = [logger.level for logger in loggers]
-    yield capsys
-    for handler in loggers[0].handlers[:]:
-        if isinstance(handler, logs._Queued):
-            loggers[0].removeHandler(handler)
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-
-
-def lines(err):
+def lines(capsys):
     logging.getLogger().handlers[-1].flush()
-    return err.readouterr().err.splitlines()
+    return capsys.readouterr().err.splitlines()
 
 
-def test_text_has_time_level_and_message(err):
+def test_text_has_time_level_and_message(capsys):
     logs.configure("text", "info")
     logging.getLogger("gpu_plugin.test").warning("GPU %s is lost", "GPU-1")
-    (line,) = lines(err)
+    (line,) = lines(capsys)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING GPU GPU-1 is lost", line)
 
 
-def test_json_has_time_level_and_message_on_one_line(err):
+def test_json_has_time_level_and_message_on_one_line(capsys):
     logs.configure("json", "info")
     logging.getLogger("gpu_plugin.test").error('GPU %s: "Ω"\nlost', "GPU-1")
-    (line,) = lines(err)
+    (line,) = lines(capsys)
     content = json.loads(line)
     assert content.keys() == {"time", "level", "logger", "message"}
     assert (content["level"], content["logger"]) == ("ERROR", "gpu_plugin.test")
@@ -46,13 +33,13 @@ def test_json_has_time_level_and_message_on_one_line(err):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", content["time"])
 
 
-def test_json_keeps_a_trace_on_the_line(err):
+def test_json_keeps_a_trace_on_the_line(capsys):
     logs.configure("json", "info")
     try:
         _ = 1 // 0
     except ZeroDivisionError:
         logging.getLogger("gpu_plugin.test").exception("failed")
-    (line,) = lines(err)
+    (line,) = lines(capsys)
     content = json.loads(line)
     assert content["message"] == "failed"
     assert "ZeroDivisionError" in content["exc_info"]
@@ -69,53 +56,53 @@ def test_json_keeps_a_trace_on_the_line(err):
     ],
 )
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_level_lets_itself_and_worse_through(err, form, level, said):
+def test_a_level_lets_itself_and_worse_through(capsys, form, level, said):
     logs.configure(form, level)
     for name in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger("gpu_plugin.test"), name)("said at %s", name)
-    assert [name for line in lines(err) for name in ("DEBUG", "INFO", "WARNING", "ERROR") if name in line] == said
+    assert [name for line in lines(capsys) for name in ("DEBUG", "INFO", "WARNING", "ERROR") if name in line] == said
 
 
 @pytest.mark.parametrize(
     ("level", "heard"), [("debug", ["INFO", "WARNING"]), ("info", ["WARNING"]), ("warning", ["WARNING"]), ("error", [])]
 )
 @pytest.mark.parametrize("library", ["grpclib.client", "asyncio", "hpack.hpack", "h2"])
-def test_what_libraries_say_of_every_request_is_our_debugging(err, library, level, heard):
+def test_what_libraries_say_of_every_request_is_our_debugging(capsys, library, level, heard):
     logs.configure("json", level)
     for name in ("debug", "info", "warning"):
         getattr(logging.getLogger(library), name)("said")
-    assert [json.loads(line)["level"] for line in lines(err)] == heard
+    assert [json.loads(line)["level"] for line in lines(capsys)] == heard
 
 
 @pytest.mark.parametrize(("level", "heard"), [("debug", ["WARNING"]), ("warning", ["WARNING"]), ("error", [])])
-def test_what_a_peer_can_have_said_at_will_is_not_said(err, level, heard):
+def test_what_a_peer_can_have_said_at_will_is_not_said(capsys, level, heard):
     logs.configure("json", level)
     for name in ("debug", "info", "warning"):
         getattr(logging.getLogger(logs._LOGGING_PEER_CANCELS), name)("said")
-    assert [json.loads(line)["level"] for line in lines(err)] == heard
+    assert [json.loads(line)["level"] for line in lines(capsys)] == heard
 
 
-def test_configured_again_it_says_everything_once_and_in_the_new_form(err):
+def test_configured_again_it_says_everything_once_and_in_the_new_form(capsys):
     logs.configure("text", "debug")
     logs.configure("json", "info")
     logging.getLogger("gpu_plugin.test").info("once")
     logging.getLogger("gpu_plugin.test").debug("not at all")
-    (line,) = lines(err)
+    (line,) = lines(capsys)
     assert json.loads(line)["message"] == "once"
 
 
 @pytest.mark.parametrize("level", ["loud", ""])
-def test_a_level_that_is_none_is_refused(err, level):
+def test_a_level_that_is_none_is_refused(capsys, level):
     with pytest.raises(KeyError):
         logs.configure("text", level)
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_what_a_peer_puts_into_a_message_begins_no_line_and_reaches_no_terminal(err, form):
+def test_what_a_peer_puts_into_a_message_begins_no_line_and_reaches_no_terminal(capsys, form):
     logs.configure(form, "info")
     forged = "no\r\n2026-11-22T02:40:13.123Z ERROR   GPU 0\x1b[2J\x9b1m\u2028\x7f"
     logging.getLogger("gpu_plugin.test").info("the kubelet refused: %s", forged)
-    (line,) = lines(err)
+    (line,) = lines(capsys)
     assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028]", line)
     if form == "text":
         assert line.endswith("refused: no\\r\\n2026-11-22T02:40:13.123Z ERROR   GPU 0\\x1b[2J\\x9b1m\\u2028\\x7f")
@@ -124,10 +111,10 @@ def test_what_a_peer_puts_into_a_message_begins_no_line_and_reaches_no_terminal(
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_name_that_is_no_utf_8_is_a_line_all_the_same(err, form):
+def test_a_name_that_is_no_utf_8_is_a_line_all_the_same(capsys, form):
     logs.configure(form, "info")
     logging.getLogger("gpu_plugin.test").info("%s is no config", "a\udcffb", extra={"device": "\udc80"})
-    (line,) = lines(err)
+    (line,) = lines(capsys)
     assert (
         "a\\udcffb is no config" in line if form == "text" else json.loads(line)["message"] == "a\\udcffb is no config"
     )
@@ -135,25 +122,25 @@ def test_a_name_that_is_no_utf_8_is_a_line_all_the_same(err, form):
         assert json.loads(line)["device"] == "\\udc80"
 
 
-def test_a_trace_is_indented_and_as_harmless(err):
+def test_a_trace_is_indented_and_as_harmless(capsys):
     logs.configure("text", "info")
     try:
         raise ValueError("no\n2026-11-22T02:40:13.123Z ERROR   forged\x1b[2J")
     except ValueError:
         logging.getLogger("gpu_plugin.test").exception("failed")
-    first, *trace = lines(err)
+    first, *trace = lines(capsys)
     assert first.endswith(" ERROR   failed")
     assert trace
     assert all(line.startswith("    ") and "\x1b" not in line for line in trace)
 
 
-def test_fields_of_a_line_are_beside_its_message_and_name_the_gpu_in_full(err):
+def test_fields_of_a_line_are_beside_its_message_and_name_the_gpu_in_full(capsys):
     logs.configure("json", "info")
     logs.know([Gpu("GPU-1", 3, pci_bus_id="00000000:1B:00.0")])  # as NVML spells it
     log = logging.getLogger("gpu_plugin.test")
     log.warning("GPU 3 is Unhealthy", extra={"uuid": "GPU-1", "xid": 79, "verdict": "FATAL"})
     log.info("unknown", extra={"uuid": "GPU-2"})
-    known, unknown = map(json.loads, lines(err))
+    known, unknown = map(json.loads, lines(capsys))
     assert {name: known[name] for name in ("uuid", "index", "bus_id", "xid", "verdict")} == {
         "uuid": "GPU-1",
         "index": 3,
