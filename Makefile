@@ -42,6 +42,7 @@ test: install ## lint, types, and every test that needs no cluster
 	@$(MAKE) --no-print-directory --jobs=2 lint processes-and-units
 
 processes-and-units: install # beside lint: these tests wait for half of the time
+	@$(BIN)/python -m pytest --collect-only -qq tests/unit tests/node >/dev/null || true # compiles the tests once for all workers
 	$(BIN)/python -m pytest $(SPREAD) tests/unit tests/node
 
 test-all: ## the tests on each of Python 3.11 to 3.14 that this machine has

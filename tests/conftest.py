@@ -23,7 +23,7 @@ settings.load_profile("ours")
 # Trees that tests make are a node's: only their owner may write to them, whatever the umask of a developer is.
 os.umask(0o022)
 
-NODE = Path(__file__).parent / "node"
+NODE = "tests/node/"  # the tests of whole daemons
 
 with suppress(ModuleNotFoundError):  # it comes with the driver of the browser, and anyio asks it before it asks asyncio
     import sniffio
@@ -46,8 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Each worker of pytest-xdist begins with one stretch of the list. In the order of their names, the daemons would all be
     in the last one, and the cores would idle at the end.
     """
-    daemons = [item for item in items if item.path.is_relative_to(NODE)]
-    others = [item for item in items if not item.path.is_relative_to(NODE)]
+    daemons = [item for item in items if item.nodeid.startswith(NODE)]
+    others = [item for item in items if not item.nodeid.startswith(NODE)]
     files = [list(group) for _, group in groupby(others, lambda item: item.path)]
     if not daemons or not files:
         return
