@@ -89,7 +89,6 @@ def _read_file(document: Document) -> _File:
         )
         raise ConfigError.of([document.fault(("kind",), reason)])
     # The schema is needed only with a file.
-    from gpu_plugin.config.health_section import verdicts  # noqa: PLC0415
     from gpu_plugin.config.schema import Reader  # noqa: PLC0415
     from gpu_plugin.config.schema_v1 import File, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
@@ -97,15 +96,15 @@ def _read_file(document: Document) -> _File:
 
     reader = Reader(document, File)
     file = reader.section(File, (), document.content) or File()
-    gpu_names, gpu_faults = name_patterns(document, "gpus", file.resources.gpus)
-    mig_names, mig_faults = name_patterns(document, "mig", file.resources.mig)
-    sharing, sharing_faults = shared_resources(document, file.sharing, [pattern.name for pattern in mig_names])
+    gpu_names = name_patterns(reader, "gpus", file.resources.gpus)
+    mig_names = name_patterns(reader, "mig", file.resources.mig)
+    sharing = shared_resources(reader, file.sharing, [pattern.name for pattern in mig_names])
     return _File(
         document,
         reader.options,
         reader.invalid,
-        {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": verdicts(file.health)},
-        [*reader.faults, *gpu_faults, *mig_faults, *sharing_faults],
+        {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": file.health.verdicts()},
+        reader.faults,
         remarks_on_switching(document, file),
         unshared(document, file),
     )

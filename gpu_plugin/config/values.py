@@ -29,26 +29,6 @@ class Reading(msgspec.Struct, Generic[Value_co], frozen=True, eq=False):
         return self.read(written)
 
 
-class Doc(msgspec.Struct, frozen=True):
-    """The help text of a key in a config file, and its default as a file has it."""
-
-    help: str
-    default: object = None
-
-
-class Rows(msgspec.Struct, frozen=True):
-    """The kind of a key whose value is a list of sections of the file."""
-
-    section: type[msgspec.Struct]
-
-
-class Table(msgspec.Struct, frozen=True):
-    """The kind of a key whose value is a mapping with free keys. `names` must accept only one spelling of a key."""
-
-    names: Reading[Any]
-    values: Reading[Any]
-
-
 class ItemError(ValueError):
     """An item of a list is invalid; `index` counts from 0."""
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpu_plugin.config import values
 from gpu_plugin.config.choices import HEALTH_SIGNALS
-from gpu_plugin.config.health_section import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS
+from gpu_plugin.config.schema_v1 import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS
 from gpu_plugin.config.settings import OPTIONS
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"

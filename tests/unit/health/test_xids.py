@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.config.health_section import XID_CLASSES, XID_VERDICTS
+from gpu_plugin.config.schema_v1 import XID_CLASSES, XID_VERDICTS
 from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.policy import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
 from gpu_plugin.health.signals import SIGNALS
