@@ -10,8 +10,7 @@ import msgspec
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.words import shortened
 
-Place = tuple[str | int, ...]
-"""The path to a value: keys, and indices of list items."""
+Place = tuple[str | int, ...]  # the path to a value: keys, and indices of list items
 
 MAX_BYTES = 1024 * 1024  # the largest content of a ConfigMap (Kubernetes, MaxSecretSize and etcd's limit for an object)
 MAX_VALUES = 20_000  # keys and values of a file: more are an attack or an accident
@@ -20,8 +19,8 @@ _MAX_INTEGER = 2**63
 _LONGEST_KEY = 83  # of a key in a message, with the dots
 
 _YAML = "tag:yaml.org,2002:"
+# Numbers of YAML 1.2 that are text in YAML 1.1, which PyYAML reads
 _GO_NUMBER = re.compile(r"[-+]?(0[oO][0-7_]{1,20}|[0-9]{1,9}[eE]\+?[0-9])")
-"""Numbers of YAML 1.2 that are text in YAML 1.1, which PyYAML reads."""
 _KINDS = {"int": "a valid whole number", "float": "a valid number", "bool": "true or false"}
 
 

@@ -8,16 +8,11 @@ import msgspec
 
 from gpu_plugin.config.document import Document, is_manifest
 from gpu_plugin.config.errors import ConfigError, Fault
-from gpu_plugin.config.options import Option
-from gpu_plugin.config.settings import OPTIONS, Settings
+from gpu_plugin.config.settings import OPTIONS, Option, Settings
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.config.words import shortened
-
-File = Document | Mapping[str, object] | None
-"""A config file with its line numbers, the parsed content of a file, or no file."""
-
 
 SOCKET_NAME = 35  # bytes of the shortest name of our sockets, with the slash before it
 
@@ -34,7 +29,9 @@ class _File(msgspec.Struct, frozen=True):
     without_effect: Sequence[Fault] = ()
 
 
-def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> Settings:
+def resolve(
+    flags: Mapping[str, object], environ: Mapping[str, str], file: Document | Mapping[str, object] | None = None
+) -> Settings:
     """Return the settings of these sources.
 
     A fault of a value in the file is only a remark of the settings if a flag or the environment overrules the value. Any other
@@ -44,7 +41,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
         flags: values of the command line by option name; None for a flag that is not given.
         environ: environment variables. An empty variable counts as not set (in NVIDIA's plugin it sets the option to false or
             to an empty text). Only KUBELET_SOCKET may be empty: then the plugin does not register.
-        file: the config file.
+        file: the config file with its line numbers, or its parsed content; None without a file.
 
     Raises:
         ConfigError: there are invalid values, unknown keys, or options that contradict each other. `faults` has all of them.
@@ -65,7 +62,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
                 faults.append(Fault(str(error), source))
                 unsure.add(option.name)
     unsure |= {*read.invalid} - sources.keys()
-    remarks, wrong = _remarks_and_faults(read.faults, sources)
+    remarks, wrong = _split(read.faults, sources)
     unused = () if found.get("config_file_srcdir") else _without_effect(sources)
     settings = Settings(**found, remarks=(*remarks, *read.remarks), without_effect=(*unused, *read.without_effect))
     faults += [*wrong, *(fault for fault, names in _contradictions(settings, read) if not names & unsure)]
@@ -132,7 +129,7 @@ def _without_effect(sources: Mapping[str, str]) -> Iterator[Fault]:
             yield Fault(reason, sources[name])
 
 
-def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
+def _split(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
     """Split faults into remarks on overruled values of the file, and the other faults."""
     paths = {option.file: option for option in OPTIONS if option.file and option.name in overruled}
     remarks, wrong = [], []

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.config.settings import OPTIONS, Settings
+from gpu_plugin.config.settings import OPTIONS, Option, Settings
 from tests.chart.helm import Helm, at_path, facts, overlaid, pods
 from tests.chart.value_table import CONTAINER, MPS, TABLE
 

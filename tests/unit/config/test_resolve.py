@@ -11,9 +11,8 @@ from gpu_plugin.config.choices import MIG_STRATEGIES
 from gpu_plugin.config.device_names import selected_gpus
 from gpu_plugin.config.document import parse, spell
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import chosen, resolve
-from gpu_plugin.config.settings import OPTIONS
+from gpu_plugin.config.settings import OPTIONS, Option
 from gpu_plugin.config.values import boolean, path, text
 
 BOUNDED = hypothesis_settings(max_examples=40, deadline=None)
