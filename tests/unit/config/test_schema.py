@@ -107,6 +107,7 @@ def test_a_key_of_the_same_section_is_meant(section, other):
             "renameByDefault: true",
             "f:1: renameByDefault: unknown key; did you mean sharing.timeSlicing.renameByDefault?",
         ),
+        ("Sharing_: {}", "f:1: Sharing_: unknown key; did you mean sharing?"),
         ("sharings: {}", "f:1: sharings: unknown key; did you mean sharing?"),
         ("migStrategy: none", "f:1: migStrategy: unknown key; did you mean flags.migStrategy?"),
         (
