@@ -18,14 +18,13 @@ SOCKET_NAME = 35  # bytes of the shortest name of our sockets, with the slash be
 
 
 class _File(msgspec.Struct, frozen=True):
-    """The content of a file: values of options by name, the other settings, faults, and remarks, which are no faults."""
+    """The content of a file."""
 
     document: Document
-    options: Mapping[str, object] = {}
+    settings: Mapping[str, Any] = {}  # valid values
     invalid: Collection[str] = ()  # names of options
-    sections: Mapping[str, Any] = {}
     faults: Sequence[Fault] = ()
-    remarks: Sequence[Fault] = ()
+    remarks: Sequence[Fault] = ()  # which are no faults
     without_effect: Sequence[Fault] = ()
 
 
@@ -48,7 +47,7 @@ def resolve(
     """
     document = file if isinstance(file, Document) else Document.of(file, chosen(flags, environ) or "config file")
     read = _read_file(document)
-    found: dict[str, Any] = {**read.options, **read.sections}
+    found = dict(read.settings)
     faults: list[Fault] = []
     unsure: set[str] = set()
     sources: dict[str, str] = {}
@@ -96,15 +95,15 @@ def _read_file(document: Document) -> _File:
     gpu_names = name_patterns(reader, "gpus", file.resources.gpus)
     mig_names = name_patterns(reader, "mig", file.resources.mig)
     sharing = shared_resources(reader, file.sharing, [pattern.name for pattern in mig_names])
-    return _File(
-        document,
-        reader.options,
-        reader.invalid,
-        {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": file.health.verdicts()},
-        reader.faults,
-        remarks_on_switching(document, file),
-        unshared(document, file),
-    )
+    settings = {
+        **reader.options,
+        "sharing": sharing,
+        "gpu_names": gpu_names,
+        "mig_names": mig_names,
+        "verdicts": file.health.verdicts(),
+    }
+    remarks = remarks_on_switching(document, file)
+    return _File(document, settings, reader.invalid, reader.faults, remarks, unshared(document, file))
 
 
 def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[object, str] | None:
@@ -174,7 +173,7 @@ def _contradictions(settings: Settings, read: _File) -> Iterator[tuple[Fault, se
     both = [gpu for gpu in settings.include_gpus if gpu in excluded]
     if both:
         reason = f"{', '.join(both)} is also on the list of GPUs to include (--include-gpus, selection.include)"
-        in_file = "exclude_gpus" in read.options
+        in_file = "exclude_gpus" in read.settings
         fault = read.document.fault(("selection", "exclude"), reason) if in_file else Fault(reason, "--exclude-gpus")
         yield fault, {"include_gpus", "exclude_gpus"}
     if any(entry.strategy == MPS for entry in settings.sharing):

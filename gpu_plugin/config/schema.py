@@ -85,20 +85,13 @@ def _paths(section: type[msgspec.Struct], above: Place = ()) -> Iterator[Place]:
 
 
 class Reader:
-    """Reads a document as a struct.
-
-    Attributes:
-        document: the document.
-        options: the valid values of options, by name.
-        invalid: the names of options with an invalid value.
-        faults: all faults, with paths in the case of the schema.
-    """
+    """Reads a document as a struct."""
 
     def __init__(self, document: Document, schema: type[msgspec.Struct]) -> None:
         self.document = document
-        self.options: dict[str, object] = {}
-        self.invalid: set[str] = set()
-        self.faults: list[Fault] = []
+        self.options: dict[str, object] = {}  # valid values by name
+        self.invalid: set[str] = set()  # names of options with an invalid value
+        self.faults: list[Fault] = []  # with paths in the case of the schema
         self._schema = schema
         self._hints = MAX_HINTS
 

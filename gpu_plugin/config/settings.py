@@ -33,25 +33,14 @@ HEADINGS = (
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One option.
+    """One option."""
 
-    Attributes:
-        name: the field of `Settings`.
-        heading: its heading in help; empty for an option without a flag.
-        flags: the flags without dashes. Messages show the first flag.
-        envs: environment variables in the order of priority.
-        file: the dotted key in the config file; empty for an option without a key.
-        default: the default as text or as true or false; None without a default.
-        parse: reads a value.
-        help: the help text.
-    """
-
-    name: str
-    heading: str
-    flags: tuple[str, ...]
-    envs: tuple[str, ...]
-    file: str
-    default: object
+    name: str  # of the field of `Settings`
+    heading: str  # in help; empty for an option without a flag
+    flags: tuple[str, ...]  # without dashes; messages show the first
+    envs: tuple[str, ...]  # environment variables in the order of priority
+    file: str  # the dotted key in the config file; empty for an option without a key
+    default: object  # as text or as true or false; None without a default
     parse: Reading[Any]
     help: str
 
@@ -115,17 +104,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), so that manifests and config files of NVIDIA's
     plugin work unchanged.
 
-    Only the config file has `sharing` to `verdicts`. The fields after them are not options.
-
-    Attributes:
-        sharing: the shared resources, in the file's order.
-        gpu_names: resource names of whole GPUs by model, in the file's order. The first matching pattern counts.
-        mig_names: resource names of MIG devices by profile, in the file's order. The first matching pattern counts.
-        verdicts: the operator's verdicts on Xids and health signals.
-        device_list_strategy_reason: why `device_list_strategy` was chosen, if the operator leaves the strategy to the node;
-            empty if the operator names strategies.
-        remarks: sentences about the settings, which are no errors.
-        without_effect: sentences about settings without effect.
     """
 
     mig_strategy: Annotated[str, values.choice(*MIG_STRATEGIES)] = _gpus(
@@ -335,12 +313,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "", "", "Xids that are faults after all: numbers, or all", envs=("DP_ENABLE_HEALTHCHECKS",)
     )
     xid_config: Text = _variable("", "", "further Xids that are faults: numbers", envs=("XID_CONFIG",))
+    # Only the config file has these, in the file's order. The first matching pattern counts.
     sharing: tuple[SharedResource, ...] = ()
-    gpu_names: tuple[NamePattern, ...] = ()
-    mig_names: tuple[NamePattern, ...] = ()
-    verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
-    device_list_strategy_reason: str = ""
-    remarks: tuple[Fault, ...] = ()
+    gpu_names: tuple[NamePattern, ...] = ()  # of whole GPUs by model
+    mig_names: tuple[NamePattern, ...] = ()  # of MIG devices by profile
+    verdicts: Verdicts = Verdicts()
+    # The other fields are not options.
+    device_list_strategy_reason: str = (
+        ""  # why the node's files led to the strategy; empty if the operator names strategies
+    )
+    remarks: tuple[Fault, ...] = ()  # which are no errors
     without_effect: tuple[Fault, ...] = ()
 
     def __eq__(self, other: object) -> bool:

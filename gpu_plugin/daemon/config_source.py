@@ -84,34 +84,25 @@ class LastChoice:
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """The result of a read of the directory.
+    """The result of a read of the directory."""
 
-    Attributes:
-        label: the value of the node's label; empty without a label, or while the label is not known.
-        label_unknown: why the label is not known.
-        choice: the chosen file.
-        content: the `fingerprint` of the chosen file.
-    """
-
-    label: str
-    label_unknown: str
+    label: str  # of the node; empty without a label, or while the label is not known
+    label_unknown: str  # why the label is not known
     choice: Choice
-    content: str = ""
+    content: str = ""  # the `fingerprint` of the chosen file
 
 
 class ConfigSource:
     """The source of the configuration: no file, one file, or the file of a directory that the node's label selects.
 
-    Attributes:
-        changed: set whenever another file is selected, the file's content changes, or a read is requested. The reader of the
-            configuration clears it. The settings of a selected file may be refused; then the former file is in force.
-        complaint: why the node's label selects no file: it is not known, or its file does not exist; empty if it selects a file.
+    `changed` is set whenever another file is selected, the file's content changes, or a read is requested. The reader of the
+    configuration clears it. The settings of a selected file may be refused; then the former file is in force.
     """
 
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigError if a label selects the file, and the Kubernetes client is missing or --kubeconfig is invalid."""
         self.changed = asyncio.Event()
-        self.complaint = ""
+        self.complaint = ""  # why the label selects no file: it is not known, or its file does not exist
         self._settings = settings
         self._is_selected = anyio.Event()
         self._selected = Path(settings.config_file) if settings.config_file else None

@@ -168,9 +168,8 @@ def test_values_that_cannot_be(section, written, reason):
     assert fault.startswith(f"f:{line}: sharing.{section}.resources[0].{key}: {reason}")
 
 
-@pytest.mark.parametrize("item", ["x", "-1", "1.5", "true", "{a: 1}", "[0]", "null", "GPU-x", "all"])
-def test_an_unsupported_item_of_a_list_is_named(item):
-    [fault] = faults(f"sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2, devices: [0,\n{item}]}}]}}}}")
+def test_an_unsupported_item_of_a_list_is_named():
+    [fault] = faults("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0,\nnull]}]}}")
     assert fault.startswith(
         "f:2: sharing.timeSlicing.resources[0].devices[1]: unsupported type for device in devices list: "
     )
