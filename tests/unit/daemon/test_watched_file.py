@@ -13,8 +13,10 @@ import anyio.to_thread
 import pytest
 from asyncinotify import Inotify
 
-from gpu_plugin.daemon import watched_file
-from gpu_plugin.daemon.watched_file import ABSENT, MAX_BYTES, FileWatcher, fingerprint, watch_file
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon import config_source, watched_file
+from gpu_plugin.daemon.config_source import ConfigSource
+from gpu_plugin.daemon.watched_file import ABSENT, MAX_BYTES, FileWatcher, fingerprint
 from gpu_plugin.runtime import inotify
 from tests.unit.daemon.config_map import ConfigMapVolume, Listener
 from tests.unit.waiting import until
@@ -41,12 +43,18 @@ def exhausted(*_):
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
+def source_of(path, listener):
+    source = ConfigSource(resolve({"config_file": str(path)}, {}))
+    source.changed = listener
+    return source
+
+
 @asynccontextmanager
 async def watching(path):
     """Watch a file, and give the listener after its first call, for the present content."""
     listener = Listener()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, listener)
+        tasks.start_soon(source_of(path, listener).run)
         await listener.called(1)
         yield listener
         tasks.cancel_scope.cancel()
@@ -206,7 +214,7 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch
         path.write_text("the last")
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, listener)
+        tasks.start_soon(source_of(path, listener).run)
         await listener.called(1)
         began = time.monotonic()
         await anyio.to_thread.run_sync(storm)
@@ -329,10 +337,10 @@ async def test_a_file_system_that_hangs_is_said_once_and_holds_up_nothing(tmp_pa
 
     path = tmp_path / "config.yaml"
     path.write_text("version: v1")
-    monkeypatch.setattr(watched_file, "fingerprint", hang)
+    monkeypatch.setattr(config_source, "fingerprint", hang)
     listener = Listener()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, listener)
+        tasks.start_soon(source_of(path, listener).run)
         await until(lambda: "does not answer" in caplog.text)
         await anyio.sleep(0.2)
         dead.set()
