@@ -4,7 +4,7 @@ A label of the node names a file in a directory, which has a file for each key o
 applies, and without a default the fallbacks in their order (cmd/config-manager/main.go of NVIDIA/k8s-device-plugin).
 
 If the requested file does not exist, or is not known, no other file replaces it: another configuration may offer shared devices
-as whole devices. For the same reason the fallback `empty` never replaces a file that was chosen before.
+as whole devices. For the same reason the fallback `empty` never replaces a file that is in force.
 """
 
 from collections.abc import Collection, Sequence

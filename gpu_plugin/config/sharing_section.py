@@ -74,7 +74,7 @@ _Single = Annotated[bool, boolean, "refuse a container that asks for more than o
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource, or some devices of it. Without `devices`, the field is None."""
+    """A resource, or some devices of it. The default of `devices` is None."""
 
     name: Annotated[str, resource_name, "the resource whose devices are shared; without a domain, one of nvidia.com/"]
     rename: Annotated[str, resource_name, "the resource that the shared devices are offered as"] = ""

@@ -136,7 +136,7 @@ def boolean_or_auto(written: object) -> bool | Auto:
 
 
 def choice(*allowed: str) -> Reading[str]:
-    """Return a `Reading` that accepts one of `allowed`."""
+    """Return a `Reading` that accepts a word of `allowed`."""
 
     @reading({"enum": list(allowed)})
     def parse(written: object) -> str:

@@ -1,4 +1,4 @@
-"""Each choice by name has a line and a function. If one of the two is missing, the error names its place."""
+"""Each choice by name has a line and a function. Errors name the place of a missing line or function."""
 
 import re
 import subprocess
@@ -107,7 +107,7 @@ def shape(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def forgotten(kind: str) -> list[str]:
-    """Return a sentence for each function with the same shape that is not entered. Private functions are helpers."""
+    """Return a sentence for each other function of the same shape. Private functions are helpers."""
     known = KINDS[kind]
     shapes = {shape(each) for each in known.entered}
     helpers = not any(each.__name__.startswith("_") for each in known.entered)

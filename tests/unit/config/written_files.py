@@ -120,7 +120,7 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
             holder = holder[part]
         holder[last] = draw(st.sampled_from(forms(option)))
     if content["imex"].get("channelIDs") == "auto":
-        content["imex"].pop("required", None)  # what is required is named
+        content["imex"].pop("required", None)  # a required channel needs a number
     content["flags"]["gfd"] = {key: FOREIGN[key] for key in draw(st.lists(st.sampled_from([*FOREIGN]), unique=True))}
     if draw(st.booleans()):
         content["version"] = draw(st.sampled_from(["v1", ""]))
@@ -138,7 +138,7 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
         replicas, limits = rows_of[0]["replicas"], rows_of[0].get("limits")
         for row in rows_of:
             row["name"] = row["name"].replace("mig-", "")
-            # Entries may come to one offered name, and one daemon serves all of it alike.
+            # Entries may have the same offered name, which one daemon serves with the same limits.
             row["replicas"] = replicas
             row.pop("limits", None)
             if limits is not None:
