@@ -130,15 +130,14 @@ def _without_effect(sources: Mapping[str, str]) -> Iterator[Fault]:
 
 def _split(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
     """Split faults into remarks on overruled values of the file, and the other faults."""
-    paths = {option.file: option for option in OPTIONS if option.file and option.name in overruled}
+    flags = {option.file: option.flags[0] for option in OPTIONS if option.file and option.name in overruled}
     remarks, wrong = [], []
     for fault in faults:
-        option = paths.get(fault.path.partition("[")[0])
-        if option is None:
-            wrong.append(fault)
+        if flag := flags.get(fault.path.partition("[")[0]):
+            reason = f"{fault.reason}; --{flag} or the environment overrules it, so it does no harm"
+            remarks.append(fault._replace(reason=reason))
         else:
-            by = f"--{option.flags[0]} or the environment" if option.flags else "the environment"
-            remarks.append(fault._replace(reason=f"{fault.reason}; {by} overrules it, so it does no harm"))
+            wrong.append(fault)
     return remarks, wrong
 
 

@@ -62,7 +62,7 @@ def keys_of(section: type[msgspec.Struct], path: str) -> Mapping[str, Key]:
     found = {}
     for option in OPTIONS:
         above, _, name = option.file.rpartition(".")
-        if above and above == path:
+        if path and above == path:
             found[name] = Key(option.name, option.parse, option.help, option.default, option=True)
     for field in msgspec.structs.fields(section):
         *_, kind, text = get_args(field.type)
