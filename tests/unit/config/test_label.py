@@ -53,10 +53,7 @@ BY_LABEL = "specified config b200 (by the node's label) does not exist"
         ({"present": frozenset(), "fallbacks": ("named",)}, Choice(None, "no configuration files are available")),
         (
             {"present": frozenset({"a100", "h100"}), "fallbacks": ("named", "single")},
-            Choice(
-                None,
-                "no config was set, no default was provided, and all fallbacks failed: there are a100, h100",
-            ),
+            Choice(None, "no config was set, no default was provided, and all fallbacks failed: there are a100, h100"),
         ),
         ({"fallbacks": ("empty",), "last": NO_FILE}, Choice(NO_FILE)),
         (

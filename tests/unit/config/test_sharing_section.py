@@ -233,10 +233,7 @@ AT = "sharing.timeSlicing.resources"
             ),
             f"f:6: {AT}[2].devices[1]: device {GPU} of nvidia.com/gpu is in the entry at {AT}[0] (line 4) already",
         ),
-        (
-            entries('name: gpu, replicas: 2, devices: [1, 0, "01"]'),
-            f"f:4: {AT}[0].devices[2]: device 1 appears twice",
-        ),
+        (entries('name: gpu, replicas: 2, devices: [1, 0, "01"]'), f"f:4: {AT}[0].devices[2]: device 1 appears twice"),
         (
             entries(
                 "name: gpu, replicas: 2, devices: [0]",
