@@ -339,14 +339,16 @@ def test_settings_differ_in_every_field_but_remarks():
 
 
 def test_what_nvidias_programs_ignore_or_refuse_is_remarked():
-    row: dict[str, object] = {"name": "gpu", "replicas": 2, "rename": "gpu.shared", "devices": [0]}
+    row: dict[str, object] = {"name": "gpu", "replicas": 2, "rename": "example.org/gpu", "devices": [0]}
     patterns = {"gpus": [{"pattern": "*H100*", "name": "example.com/h100"}], "mig": []}
     ignored, refused = resolve(
         {}, {}, {"resources": patterns, "sharing": {"timeSlicing": {"resources": [row]}}}
     ).remarks
     places = ["resources.gpus", *(f"sharing.timeSlicing.resources[0].{key}" for key in ("rename", "devices"))]
     assert str(ignored).startswith(f"config file: {', '.join(places)}: applied here, ignored by NVIDIA's plugin")
-    assert str(refused).startswith("config file: example.com/h100: a name with another domain than nvidia.com")
+    assert str(refused).startswith(
+        "config file: example.com/h100, example.org/gpu: a name with another domain than nvidia.com"
+    )
     row = {"name": "nvidia.com/gpu", "replicas": 2, "devices": "all"}
     assert resolve({}, {}, {"sharing": {"timeSlicing": {"resources": [row]}}}).remarks == ()
 
@@ -397,6 +399,7 @@ def test_a_manifest_in_place_of_a_config_file_is_one_fault(rest):
     [
         ('version: v1\nflags: {migStrategy: "{{ .Values.mig }}"}\n', "f:2: flags.migStrategy: "),
         ('version: v1\nflags:\n  "{{ .Values.flag }}": true\n', "f:3: flags.{{ .Values.flag }}: "),
+        ('health:\n  xid: {"{{ .Values.xid }}": fatal}\n', "f:2: health.xid.{{ .Values.xid }}: "),
         (
             'version: v1\nresources:\n  gpus: [{pattern: "*", name: "{{ .Values.name }}"}]\n',
             "f:3: resources.gpus[0].name: ",
