@@ -360,6 +360,11 @@ def test_a_value_at_fault_contradicts_nothing():
     assert [str(fault) for fault in caught.value.faults] == ["--mps-root: 'relative' is not an absolute path"]
 
 
+def test_a_value_at_fault_that_is_overruled_hides_no_contradiction():
+    with pytest.raises(ConfigError, match=r"^--imex-required needs --imex-channel-ids 0"):
+        resolve({"imex_required": "true", "imex_channel_ids": "auto"}, {}, {"imex": {"channelIDs": [7]}})
+
+
 # Which file
 
 
