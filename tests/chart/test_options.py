@@ -12,7 +12,7 @@ from tests.chart.value_table import CONTAINER, MPS, TABLE
 ITSELF = "set by the chart itself"
 EXTRA = "extraArgs or extraEnv"
 
-# By option: the path of its value, ITSELF or EXTRA. An option that is missing here is EXTRA.
+# By option: the path of its value, ITSELF or EXTRA. Other options are EXTRA.
 WAYS: Mapping[str, str] = {
     "mig_strategy": "migStrategy",
     "fail_on_init_error": "failOnInitError",

@@ -15,6 +15,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.settings import DEFAULTS, OPTIONS, Option, Settings
 from gpu_plugin.config.values import boolean, path, text
+from gpu_plugin.config.written import differing
 from tests.unit.config.written_files import forms
 
 BOUNDED = hypothesis_settings(max_examples=40, deadline=None)
@@ -363,6 +364,12 @@ def test_a_value_at_fault_contradicts_nothing():
 def test_a_value_at_fault_that_is_overruled_hides_no_contradiction():
     with pytest.raises(ConfigError, match=r"^--imex-required needs --imex-channel-ids 0"):
         resolve({"imex_required": "true", "imex_channel_ids": "auto"}, {}, {"imex": {"channelIDs": [7]}})
+
+
+def test_verdicts_are_told_in_the_order_of_numbers_and_names():
+    health = {"xid": {"79": "fatal", "48": "app"}, "signals": {"pcie-width": "ignore", "fabric": "fatal"}}
+    told = ["xid.48: app", "xid.79: fatal", "signals.fabric: fatal", "signals.pcie-width: ignore"]
+    assert differing(resolve({}, {}, {"health": health})) == [f"health.{each}" for each in told]
 
 
 # Which file

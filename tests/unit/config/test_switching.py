@@ -1,4 +1,4 @@
-"""A user of NVIDIA's plugin v0.20.0 brings files and variables along: what it makes of each, and what comes of it here."""
+"""The recorded files and variables of NVIDIA's plugin v0.20.0 have the recorded results, and its options are documented."""
 
 from pathlib import Path
 from typing import Any
