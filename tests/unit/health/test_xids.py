@@ -83,7 +83,7 @@ def test_the_table_agrees_with_the_config_and_the_signals():
     for xid in XID_TABLE:
         assert policy().judge(xid).name
     for row in ROWS:
-        assert not (row.escalate and row.brings), row.name  # a latch supports either rule
+        assert not (row.escalate and row.brings), row.name  # a latch supports only a single rule
         assert not (row.repeats and row.verdict == "fatal"), row.name  # `repeats` is for errors of applications
         assert row.escalate is None or 2 <= row.escalate.count <= 64, row.name
         assert row.brings is None or row.brings.xids, row.name
