@@ -12,9 +12,8 @@ from click.shell_completion import CompletionItem
 from gpu_plugin.config import document, values
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import ConfigError, Fault
-from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import chosen, resolve
-from gpu_plugin.config.settings import HEADINGS, OPTIONS, Settings
+from gpu_plugin.config.settings import HEADINGS, OPTIONS, Option, Settings
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.runtime.regular_file import open_file
 

@@ -79,8 +79,7 @@ class NoFunctionError(ConfigError, LookupError):
 class Registry(dict[str, S]):
     """The entry of each of `choices`, by name. Raises NoFunctionError for a choice without an entry.
 
-    Error messages name the kind of choice (`kind`), the place of the lines (`lines`), and the place of the functions
-    (`functions`).
+    Error messages name the `kind` of choice, and the places of the `lines` and of the `functions`.
     """
 
     def __init__(self, kind: str, choices: Collection[str], lines: str, functions: str) -> None:
@@ -89,11 +88,7 @@ class Registry(dict[str, S]):
         self._entered: dict[str, Callable[..., object]] = {}
 
     def enter(self, name: str, does: S, function: Callable[..., object]) -> None:
-        """Enter `does` for a choice. `function` is the function that it comes from.
-
-        Raises:
-            LookupError: the choice has no line, or has another function already.
-        """
+        """Enter `does`, which is made of `function`. Raises LookupError if the name has no line, or another function."""
         if name not in self._choices:
             raise LookupError(f"the {self._kind} {name!r} has a function and no line: add it to {self._lines}")
         if (other := self._entered.setdefault(name, function)) is not function:

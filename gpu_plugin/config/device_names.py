@@ -16,28 +16,25 @@ _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNOREC
 # The longest pattern of models or profiles. NVML's names have 95 characters at most (NVML_DEVICE_NAME_V2_BUFFER_SIZE).
 MAX_PATTERN = 255
 
+_INDICES = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
+# JSON Schema of the values that `listed_device` accepts
 LISTED = {
     "anyOf": [
-        {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+        _INDICES,
         {
             "type": "string",
             "pattern": rf"^(\d{{1,9}}|\d{{1,9}}:\d{{1,9}}|(GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d{{1,9}}/\d{{1,9}})$",
         },
     ]
 }
-"""JSON Schema of the values that `listed_device` accepts."""
-
-SELECTED = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 999_999_999}, {"type": "string", "minLength": 1}]}
-"""JSON Schema of the values that `selected_gpu` accepts, and of some other texts."""
+# JSON Schema of the values that `selected_gpu` accepts, and of some other texts
+SELECTED = {"anyOf": [_INDICES, {"type": "string", "minLength": 1}]}
 
 
 def listed_device(written: object) -> str:
     """Read a device of a sharing entry: GPU index, MIG index ("0:1"), GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>.
 
-    NVIDIA's plugin has the same forms (api/config/v1/replicas.go).
-
-    Raises:
-        ValueError: the value has another form.
+    NVIDIA's plugin has the same forms (api/config/v1/replicas.go). Raises ValueError for another form.
     """
     item = _index(written)
     if item is not None:
@@ -57,8 +54,7 @@ def listed_device(written: object) -> str:
 def selected_gpu(written: object) -> str:
     """Read a GPU to include or exclude: index, GPU-<uuid>, PCI bus id (NVML's or sysfs's spelling) or model pattern.
 
-    Raises:
-        ValueError: the value is empty, or begins like an index, a uuid or a bus id and is not valid, or names a MIG device.
+    Raises ValueError if the value is empty, begins like an index, a uuid or a bus id and is not valid, or names a MIG device.
     """
     item = _index(written)
     if item is not None:
@@ -81,15 +77,7 @@ def selected_gpu(written: object) -> str:
     return model_pattern(item)
 
 
-@reading(
-    {
-        "anyOf": [
-            {"type": "string"},
-            {"type": "integer", "minimum": 0, "maximum": 999_999_999},
-            {"type": "array", "items": SELECTED},
-        ]
-    }
-)
+@reading({"anyOf": [{"type": "string"}, _INDICES, {"type": "array", "items": SELECTED}]})
 def selected_gpus(written: object) -> tuple[str, ...]:
     """Read GPUs to include or exclude: text split at commas, or a list; in order, each once. See `selected_gpu`."""
     if isinstance(written, list | tuple):

@@ -10,8 +10,7 @@ import msgspec
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.words import shortened
 
-Place = tuple[str | int, ...]
-"""The path to a value: keys, and indices of list items."""
+Place = tuple[str | int, ...]  # the path to a value: keys, and indices of list items
 
 MAX_BYTES = 1024 * 1024  # the largest content of a ConfigMap (Kubernetes, MaxSecretSize and etcd's limit for an object)
 MAX_VALUES = 20_000  # keys and values of a file: more are an attack or an accident
@@ -20,9 +19,8 @@ _MAX_INTEGER = 2**63
 _LONGEST_KEY = 83  # of a key in a message, with the dots
 
 _YAML = "tag:yaml.org,2002:"
-_NOUNS: Mapping[type, str] = {list: "a list", str: "text"}
+# Numbers of YAML 1.2 that are text in YAML 1.1, which PyYAML reads
 _GO_NUMBER = re.compile(r"[-+]?(0[oO][0-7_]{1,20}|[0-9]{1,9}[eE]\+?[0-9])")
-"""Numbers of YAML 1.2 that are text in YAML 1.1, which PyYAML reads."""
 _KINDS = {"int": "a valid whole number", "float": "a valid number", "bool": "true or false"}
 
 
@@ -40,50 +38,49 @@ class Limits(msgspec.Struct, frozen=True):
 CONFIG_FILE = Limits()
 
 
-class Positions:
-    """Lines and columns, counted from 1, of keys and items."""
-
-    def __init__(self) -> None:
-        self._exact: dict[Place, tuple[int, int]] = {}
-        self._folded: dict[Place, tuple[int, int]] = {}
-
-    def add(self, place: Place, mark: Any) -> None:
-        """Add the place of a key or an item that begins at PyYAML's mark. A later mark of the same place counts."""
-        self._exact[place] = self._folded[_folded(place)] = _position(mark)
-
-    def of(self, place: Place) -> tuple[int, int]:
-        """Return the position of a place, whatever the case of its keys, or else of a place around it; zeros if unknown."""
-        for end in range(len(place), 0, -1):
-            around = place[:end]
-            if position := self._exact.get(around) or self._folded.get(_folded(around)):
-                return position
-        return 0, 0
-
-
 class Document(msgspec.Struct, frozen=True):
-    """A parsed config file. `source` is the file's name; Without a text, there are no `positions`."""
+    """A parsed config file. `source` is the file's name.
+
+    `positions` has the line and the column, counted from 1, of each key and item, and `folded` the same by places in lower case.
+    Without a text, they are empty.
+    """
 
     content: Mapping[str, object]
     source: str = "config file"
-    positions: Positions = msgspec.field(default_factory=Positions)
+    positions: Mapping[Place, tuple[int, int]] = {}
+    folded: Mapping[Place, tuple[int, int]] = {}
 
     @classmethod
-    def of(cls, content: object, source: str = "config file", positions: Positions | None = None) -> "Document":
+    def of(cls, content: object, source: str = "config file") -> "Document":
         """Return a document of parsed content. Raises ConfigError if the content is not a mapping."""
-        if content is None:
-            content = {}
-        if not isinstance(content, Mapping):
-            raise ConfigError.of([Fault(f"holds {_NOUNS.get(type(content), repr(content))}, not a mapping", source)])
-        return cls(content, source, positions or Positions())
+        return cls(_mapping(content, source), source)
 
     def fault(self, place: Place, reason: str) -> Fault:
         """Return a fault of the value at this place."""
-        line, column = self.positions.of(place)
+        line, column = self._position(place)
         return Fault(reason, self.source, line, spell(place), column)
 
     def line(self, place: Place) -> int:
         """Return the line of a place, or of the closest existing place around it; 0 if no line is known."""
-        return self.positions.of(place)[0]
+        return self._position(place)[0]
+
+    def _position(self, place: Place) -> tuple[int, int]:
+        """Return the position of a place, whatever the case of its keys, or else of a place around it; zeros if unknown."""
+        for end in range(len(place), 0, -1):
+            around = place[:end]
+            if position := self.positions.get(around) or self.folded.get(_folded(around)):
+                return position
+        return 0, 0
+
+
+def _mapping(content: object, source: str) -> Mapping[str, object]:
+    """Return the content of a file, which may be None. Raises ConfigError if it is not a mapping."""
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        noun = "a list" if isinstance(content, list) else "text" if isinstance(content, str) else repr(content)
+        raise ConfigError.of([Fault(f"holds {noun}, not a mapping", source)])
+    return content
 
 
 def is_manifest(keys: Collection[object]) -> bool:
@@ -142,12 +139,13 @@ def parse(
         faults = _unrendered(text, source) or [Fault(_reason(error), source, line, column=column)]
         raise ConfigError.of(faults) from None
     if root is None:
-        return Document.of(None, source)
+        return Document({}, source)
     values = _Values(root, source, limits.most_values, typed_keys)
     content = values.of(root, ())
     if values.faults:
         raise ConfigError.of(_unrendered(text, source) or sorted(values.faults, key=attrgetter("line")))
-    return Document.of(content, source, values.positions)
+    folded = {_folded(place): position for place, position in values.positions.items()}
+    return Document(_mapping(content, source), source, values.positions, folded)
 
 
 def _at_offset(text: str, offset: int, reason: str, source: str) -> Fault:
@@ -256,7 +254,7 @@ class _Values:
         from yaml.constructor import SafeConstructor  # noqa: PLC0415
 
         self.faults: list[Fault] = []
-        self.positions = Positions()
+        self.positions: dict[Place, tuple[int, int]] = {}
         self._constructor = SafeConstructor()
         self._root = root
         self._source = source
@@ -282,7 +280,7 @@ class _Values:
         self._open.append(node)
         items = []
         for index, item in enumerate(node.value):
-            self.positions.add((*place, index), item.start_mark)
+            self.positions[(*place, index)] = _position(item.start_mark)
             items.append(self.of(item, (*place, index)))
         self._open.pop()
         return items
@@ -314,7 +312,7 @@ class _Values:
             else:
                 found |= self._mapping(other, place)
         for name, (key, inner) in own.items():
-            self.positions.add((*place, name), key.start_mark)
+            self.positions[(*place, name)] = _position(key.start_mark)
             found[name] = self.of(inner, (*place, name))
         self._open.pop()
         return found

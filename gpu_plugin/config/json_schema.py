@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_plugin.config.document import Place
-from gpu_plugin.config.schema import Key, dotted, keys_of
+from gpu_plugin.config.schema import Key, Rows, Table, dotted, keys_of
 from gpu_plugin.config.schema_v1 import File
-from gpu_plugin.config.values import Reading, Rows, Table
+from gpu_plugin.config.values import Reading
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -47,7 +47,7 @@ def _section(section: type[msgspec.Struct], place: Place) -> dict[str, object]:
 
 def _key(key: Key, place: Place) -> dict[str, object]:
     """Return the schema of a key's value. Unless the key is required, the value may be null, which counts as not set."""
-    schema: dict[str, object] = {"description": key.doc.help}
+    schema: dict[str, object] = {"description": key.help}
     if isinstance(key.kind, Reading):
         schema |= key.kind.schema
     elif isinstance(key.kind, Rows):
@@ -59,7 +59,7 @@ def _key(key: Key, place: Place) -> dict[str, object]:
         schema |= {"type": "object", "patternProperties": values, "additionalProperties": False}
     else:
         schema |= {"type": "object", **_section(key.kind, place)}
-    default = {} if key.doc.default in (None, "") else {"default": key.doc.default}
+    default = {} if key.default in (None, "") else {"default": key.default}
     return {**(schema if key.required else _or_null(schema)), **default}
 
 

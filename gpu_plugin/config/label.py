@@ -4,7 +4,7 @@ A label of the node names a file in a directory, which has a file for each key o
 applies, and without a default the fallbacks in their order (cmd/config-manager/main.go of NVIDIA/k8s-device-plugin).
 
 If the requested file does not exist, or is not known, no other file replaces it: another configuration may offer shared devices
-as whole devices. For the same reason the fallback `empty` never replaces a file that was chosen before.
+as whole devices. For the same reason the fallback `empty` never replaces a file that is in force.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,17 +15,11 @@ NO_FILE = ""  # the choice of no config file: only flags and environment apply
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A choice of a config file.
+    """A choice of a config file."""
 
-    Attributes:
-        file: the file to use; `NO_FILE` for no config file; None if nothing may be served until more is known.
-        complaint: why the requested file is not used or not known; empty without a problem.
-        asked: the requested file if `file` is another file; empty if it is the same or not known.
-    """
-
-    file: str | None
-    complaint: str = ""
-    asked: str = ""
+    file: str | None  # `NO_FILE` for no config file; None if nothing may be served until more is known
+    complaint: str = ""  # why the requested file is not used or not known; empty without a problem
+    asked: str = ""  # the requested file if `file` is another file; empty if it is the same or not known
 
 
 def choose(
@@ -37,16 +31,10 @@ def choose(
     label_unknown: str = "",
     files_unknown: str = "",
 ) -> Choice:
-    """Choose the config file among the `present` files.
+    """Choose the config file among the `present` files. `label` and `default` are empty without a label or a default.
 
-    Args:
-        label: the value of the node's label; empty without a label.
-        present: the names of the existing files.
-        default: the file to use without a label; empty for no default.
-        fallbacks: fallback strategies, tried in order if neither the label nor the default names a file.
-        last: the file of the last choice in force; None before the first choice.
-        label_unknown: why the label is not known; empty if it is known.
-        files_unknown: why the existing files are not known; empty if they are known.
+    `fallbacks` are tried in order if neither the label nor the default names a file. `last` is the last choice in force; None
+    before the first choice. `label_unknown` and `files_unknown` have reasons; they are empty if label and files are known.
 
     The last choice is kept if the label or the files are not known, if the label or else the default names a missing file, and
     if nothing can be chosen. Without a last choice, there is no choice then. `NO_FILE` never replaces a file.

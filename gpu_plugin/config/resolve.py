@@ -8,33 +8,29 @@ import msgspec
 
 from gpu_plugin.config.document import Document, is_manifest
 from gpu_plugin.config.errors import ConfigError, Fault
-from gpu_plugin.config.options import Option
-from gpu_plugin.config.settings import OPTIONS, Settings
+from gpu_plugin.config.settings import OPTIONS, Option, Settings
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.config.words import shortened
 
-File = Document | Mapping[str, object] | None
-"""A config file with its line numbers, the parsed content of a file, or no file."""
-
-
 SOCKET_NAME = 35  # bytes of the shortest name of our sockets, with the slash before it
 
 
 class _File(msgspec.Struct, frozen=True):
-    """The content of a file: values of options by name, the other settings, faults, and remarks, which are no faults."""
+    """The content of a file."""
 
     document: Document
-    options: Mapping[str, object] = {}
+    settings: Mapping[str, Any] = {}  # valid values
     invalid: Collection[str] = ()  # names of options
-    sections: Mapping[str, Any] = {}
     faults: Sequence[Fault] = ()
-    remarks: Sequence[Fault] = ()
+    remarks: Sequence[Fault] = ()  # which are no faults
     without_effect: Sequence[Fault] = ()
 
 
-def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> Settings:
+def resolve(
+    flags: Mapping[str, object], environ: Mapping[str, str], file: Document | Mapping[str, object] | None = None
+) -> Settings:
     """Return the settings of these sources.
 
     A fault of a value in the file is only a remark of the settings if a flag or the environment overrules the value. Any other
@@ -44,14 +40,14 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
         flags: values of the command line by option name; None for a flag that is not given.
         environ: environment variables. An empty variable counts as not set (in NVIDIA's plugin it sets the option to false or
             to an empty text). Only KUBELET_SOCKET may be empty: then the plugin does not register.
-        file: the config file.
+        file: the config file with its line numbers, or its parsed content; None without a file.
 
     Raises:
         ConfigError: there are invalid values, unknown keys, or options that contradict each other. `faults` has all of them.
     """
     document = file if isinstance(file, Document) else Document.of(file, chosen(flags, environ) or "config file")
     read = _read_file(document)
-    found: dict[str, Any] = {**read.options, **read.sections}
+    found = dict(read.settings)
     faults: list[Fault] = []
     unsure: set[str] = set()
     sources: dict[str, str] = {}
@@ -65,7 +61,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
                 faults.append(Fault(str(error), source))
                 unsure.add(option.name)
     unsure |= {*read.invalid} - sources.keys()
-    remarks, wrong = _remarks_and_faults(read.faults, sources)
+    remarks, wrong = _split(read.faults, sources)
     unused = () if found.get("config_file_srcdir") else _without_effect(sources)
     settings = Settings(**found, remarks=(*remarks, *read.remarks), without_effect=(*unused, *read.without_effect))
     faults += [*wrong, *(fault for fault, names in _contradictions(settings, read) if not names & unsure)]
@@ -89,7 +85,6 @@ def _read_file(document: Document) -> _File:
         )
         raise ConfigError.of([document.fault(("kind",), reason)])
     # The schema is needed only with a file.
-    from gpu_plugin.config.health_section import verdicts  # noqa: PLC0415
     from gpu_plugin.config.schema import Reader  # noqa: PLC0415
     from gpu_plugin.config.schema_v1 import File, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
@@ -97,18 +92,18 @@ def _read_file(document: Document) -> _File:
 
     reader = Reader(document, File)
     file = reader.section(File, (), document.content) or File()
-    gpu_names, gpu_faults = name_patterns(document, "gpus", file.resources.gpus)
-    mig_names, mig_faults = name_patterns(document, "mig", file.resources.mig)
-    sharing, sharing_faults = shared_resources(document, file.sharing, [pattern.name for pattern in mig_names])
-    return _File(
-        document,
-        reader.options,
-        reader.invalid,
-        {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": verdicts(file.health)},
-        [*reader.faults, *gpu_faults, *mig_faults, *sharing_faults],
-        remarks_on_switching(document, file),
-        unshared(document, file),
-    )
+    gpu_names = name_patterns(reader, "gpus", file.resources.gpus)
+    mig_names = name_patterns(reader, "mig", file.resources.mig)
+    sharing = shared_resources(reader, file.sharing, [pattern.name for pattern in mig_names])
+    settings = {
+        **reader.options,
+        "sharing": sharing,
+        "gpu_names": gpu_names,
+        "mig_names": mig_names,
+        "verdicts": file.health.verdicts(),
+    }
+    remarks = remarks_on_switching(document, file)
+    return _File(document, settings, reader.invalid, reader.faults, remarks, unshared(document, file))
 
 
 def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[object, str] | None:
@@ -133,17 +128,16 @@ def _without_effect(sources: Mapping[str, str]) -> Iterator[Fault]:
             yield Fault(reason, sources[name])
 
 
-def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
+def _split(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
     """Split faults into remarks on overruled values of the file, and the other faults."""
-    paths = {option.file: option for option in OPTIONS if option.file and option.name in overruled}
+    flags = {option.file: option.flags[0] for option in OPTIONS if option.file and option.name in overruled}
     remarks, wrong = [], []
     for fault in faults:
-        option = paths.get(fault.path.partition("[")[0])
-        if option is None:
-            wrong.append(fault)
+        if flag := flags.get(fault.path.partition("[")[0]):
+            reason = f"{fault.reason}; --{flag} or the environment overrules it, so it does no harm"
+            remarks.append(fault._replace(reason=reason))
         else:
-            by = f"--{option.flags[0]} or the environment" if option.flags else "the environment"
-            remarks.append(fault._replace(reason=f"{fault.reason}; {by} overrules it, so it does no harm"))
+            wrong.append(fault)
     return remarks, wrong
 
 
@@ -178,7 +172,7 @@ def _contradictions(settings: Settings, read: _File) -> Iterator[tuple[Fault, se
     both = [gpu for gpu in settings.include_gpus if gpu in excluded]
     if both:
         reason = f"{', '.join(both)} is also on the list of GPUs to include (--include-gpus, selection.include)"
-        in_file = "exclude_gpus" in read.options
+        in_file = "exclude_gpus" in read.settings
         fault = read.document.fault(("selection", "exclude"), reason) if in_file else Fault(reason, "--exclude-gpus")
         yield fault, {"include_gpus", "exclude_gpus"}
     if any(entry.strategy == MPS for entry in settings.sharing):

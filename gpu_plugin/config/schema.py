@@ -1,7 +1,7 @@
 """Sections of a config file as structs, and the strict reader that makes them of a document.
 
 The fields of a section's struct are its keys. A field without a default is required. The type of a field is annotated with the
-kind of the value and the documentation: `Annotated[T, kind, Doc]`. A kind is a `Reading` for a value, `Rows`, `Table`, or the
+kind of the value and the help text: `Annotated[T, kind, "help"]`. A kind is a `Reading` for a value, `Rows`, `Table`, or the
 struct of a section, which may be left out if it is `T`. None stands for a row without a valid value for a required key, so that
 the other rows keep their index. The options with a key in the file (`settings.OPTIONS`) are keys of their section, too.
 """
@@ -18,23 +18,40 @@ import msgspec
 from gpu_plugin.config.document import Document, Place, at, spell, template_reason
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.settings import OPTIONS
-from gpu_plugin.config.values import Doc, ItemError, Reading, Rows, Table, boolean, boolean_or_auto
+from gpu_plugin.config.values import ItemError, Reading, boolean, boolean_or_auto
 from gpu_plugin.config.words import shortened
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 # Truth values of YAML 1.1 that NVIDIA's parser accepts in a file, and that PyYAML reads as text.
-_ONE_LETTER: Mapping[str, object] = {"y": True, "Y": True, "n": False, "N": False}
+_ONE_LETTER: Mapping[object, bool] = {"y": True, "Y": True, "n": False, "N": False}
 
 MAX_HINTS = 20  # of a file, at the right keys: the search for a hint takes longer than all other checks
 
 
+class Rows(msgspec.Struct, frozen=True):
+    """The kind of a key whose value is a list of sections of the file."""
+
+    section: type[msgspec.Struct]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """The kind of a key whose value is a mapping with free keys. `names` must accept only one spelling of a key."""
+
+    names: Reading[Any]
+    values: Reading[Any]
+
+
 class Key(msgspec.Struct, frozen=True):
-    """A key of a section. `field` is the field of the section's struct, or the name of the option."""
+    """A key of a section. `field` is the field of the section's struct, or the name of the option.
+
+    `default` is the default as a file has it; None or empty without one.
+    """
 
     field: str
     kind: Reading[Any] | Rows | Table | type[msgspec.Struct]
-    doc: Doc
+    help: str
+    default: object
     required: bool = False
     option: bool = False
 
@@ -45,11 +62,12 @@ def keys_of(section: type[msgspec.Struct], path: str) -> Mapping[str, Key]:
     found = {}
     for option in OPTIONS:
         above, _, name = option.file.rpartition(".")
-        if above and above == path:
-            found[name] = Key(option.name, option.parse, Doc(option.help, option.default), option=True)
+        if path and above == path:
+            found[name] = Key(option.name, option.parse, option.help, option.default, option=True)
     for field in msgspec.structs.fields(section):
-        *_, kind, doc = get_args(field.type)
-        found[field.encode_name] = Key(field.name, kind, doc, field.required)
+        *_, kind, text = get_args(field.type)
+        default = field.default if isinstance(field.default, bool | str) else None
+        found[field.encode_name] = Key(field.name, kind, text, default, field.required)
     return found
 
 
@@ -67,26 +85,24 @@ def _paths(section: type[msgspec.Struct], above: Place = ()) -> Iterator[Place]:
 
 
 class Reader:
-    """Reads a document as a struct.
-
-    Attributes:
-        options: the valid values of options, by name.
-        invalid: the names of options with an invalid value.
-        faults: all faults, with paths in the case of the schema.
-    """
+    """Reads a document as a struct."""
 
     def __init__(self, document: Document, schema: type[msgspec.Struct]) -> None:
-        self.options: dict[str, object] = {}
-        self.invalid: set[str] = set()
-        self.faults: list[Fault] = []
-        self._document = document
+        self.document = document
+        self.options: dict[str, object] = {}  # valid values by name
+        self.invalid: set[str] = set()  # names of options with an invalid value
+        self.faults: list[Fault] = []  # with paths in the case of the schema
         self._schema = schema
         self._hints = MAX_HINTS
+
+    def fault(self, place: Place, reason: str) -> None:
+        """Add a fault of the value at this place."""
+        self.faults.append(self.document.fault(place, reason))
 
     def section(self, section: type[S], place: Place, written: object) -> S | None:
         """Return the section at a place; None if it is not a mapping, or has no valid value for a required key."""
         if not isinstance(written, Mapping):
-            self._refuse(place, written, f"a mapping is needed here, not {shown(written)}")
+            self._wrong_kind(place, "a mapping", written)
             return None
         known = keys_of(section, dotted(place))
         given = set()
@@ -102,7 +118,7 @@ class Reader:
         required = [(name, key.field) for name, key in known.items() if key.required]
         for name, _ in required:
             if name not in given:
-                self._fault(place, f"no {name} specified")
+                self.fault(place, f"no {name} specified")
         return section(**found) if all(field in found for _, field in required) else None
 
     def _given(
@@ -116,7 +132,7 @@ class Reader:
             if name not in known and spellings[name.lower()] == 1:
                 name = folded.get(name.lower(), name)
             if name not in known:
-                self._fault((*place, name), template_reason(name) or self._unknown(place, known, name))
+                self.fault((*place, name), template_reason(name) or self._unknown(place, known, name))
             elif value is not None:
                 yield name, value
 
@@ -124,23 +140,20 @@ class Reader:
         """Return the value of a key; None if it is invalid."""
         if isinstance(key.kind, Reading):
             return self._parsed(key.kind, place, value)
-        if isinstance(key.kind, Rows):
-            return self._rows(key, key.kind.section, place, value)
         if isinstance(key.kind, Table):
             return self._table(key.kind, place, value)
-        return self.section(key.kind, place, value)
-
-    def _rows(self, key: Key, section: type[msgspec.Struct], place: Place, value: object) -> object:
+        if not isinstance(key.kind, Rows):
+            return self.section(key.kind, place, value)
         if not isinstance(value, list | tuple):
-            self._refuse(place, value, f"a list is needed here, not {shown(value)}")
+            self._wrong_kind(place, "a list", value)
             return None
         if not value and key.required:
-            self._fault(place, f"no {place[-1]} specified")
-        return tuple(self.section(section, (*place, index), row) for index, row in enumerate(value))
+            self.fault(place, f"no {place[-1]} specified")
+        return tuple(self.section(key.kind.section, (*place, index), row) for index, row in enumerate(value))
 
     def _table(self, table: Table, place: Place, value: object) -> object:
         if not isinstance(value, Mapping):
-            self._refuse(place, value, f"a mapping is needed here, not {shown(value)}")
+            self._wrong_kind(place, "a mapping", value)
             return None
         found = {}
         for name, inner in value.items():
@@ -148,33 +161,35 @@ class Reader:
             try:
                 known = table.names(name)
             except ValueError as error:
-                self._fault(here, template_reason(str(name)) or str(error))
+                self.fault(here, template_reason(str(name)) or str(error))
                 continue
             if inner is not None and (parsed := self._parsed(table.values, here, inner)) is not None:
                 found[known] = parsed
         return found
 
     def _parsed(self, reading: Reading[Any], place: Place, value: object) -> object:
+        if self._has_templates(place, value):
+            return None
         if reading in (boolean, boolean_or_auto) and isinstance(value, str):
             value = _ONE_LETTER.get(value, value)
-        if any(_templates(value, place)):
-            self._refuse(place, value, "")
-            return None
         try:
             return reading(value)
-        except ItemError as error:
-            self._fault((*place, error.index), str(error))
         except ValueError as error:
-            self._fault(place, str(error))
-        return None
+            item = (error.index,) if isinstance(error, ItemError) else ()
+            self.fault((*place, *item), shortened(str(error), 400))
+            return None
 
-    def _refuse(self, place: Place, value: object, reason: str) -> None:
-        """Add a fault of a value. Template actions in the value are the cause, if there are any."""
-        for where, why in [*_templates(value, place)] or [(place, reason)]:
-            self._fault(where, why)
+    def _wrong_kind(self, place: Place, needed: str, value: object) -> None:
+        """Add a fault of a value of the wrong kind. Template actions in the value are the cause, if there are any."""
+        if not self._has_templates(place, value):
+            self.fault(place, f"{needed} is needed here, not {shortened(repr(value), 80)}")
 
-    def _fault(self, place: Place, reason: str) -> None:
-        self.faults.append(self._document.fault(place, shortened(reason, 400)))
+    def _has_templates(self, place: Place, value: object) -> bool:
+        """Add a fault for each text with a template action."""
+        templates = [*_templates(place, value)]
+        for where, reason in templates:
+            self.fault(where, reason)
+        return bool(templates)
 
     def _unknown(self, place: Place, known: Mapping[str, Key], name: str) -> str:
         if "." in name:
@@ -189,7 +204,7 @@ class Reader:
 
         def rank(other: Place) -> tuple[int, bool]:
             """Prefer places with many mappings in common, then places in a mapping of the file."""
-            return len([*takewhile(bool, map(eq, place, other))]), at(self._document.content, other[:-1]) is not None
+            return len([*takewhile(bool, map(eq, place, other))]), at(self.document.content, other[:-1]) is not None
 
         here = {_folded(key): spell((*place, key)) for key in known}
         best: dict[str, Place] = {}
@@ -205,21 +220,16 @@ class Reader:
         return ""
 
 
-def _templates(value: object, place: Place) -> Iterator[tuple[Place, str]]:
+def _templates(place: Place, value: object) -> Iterator[tuple[Place, str]]:
     """Return the place and the fault of each text with a template action. In quotes, such a text is valid YAML."""
     if isinstance(value, str) and (reason := template_reason(value)):
         yield place, reason
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _templates(item, (*place, index))
+            yield from _templates((*place, index), item)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _templates(item, (*place, str(key)))
-
-
-def shown(value: object) -> str:
-    """Return a value as text for a message, shortened if it is long."""
-    return shortened(repr(value), 80)
+            yield from _templates((*place, str(key)), item)
 
 
 def _folded(key: str) -> str:

@@ -1,24 +1,25 @@
 """The daemon's settings, and every option of `gpu-plugin run` as data."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.config import values
 from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, MIG_STRATEGIES, listed
 from gpu_plugin.config.device_names import selected_gpus
 from gpu_plugin.config.errors import Fault
-from gpu_plugin.config.options import declared, option
 from gpu_plugin.config.places import STATE_DIR
 from gpu_plugin.config.sharing import DISTRIBUTED, NamePattern, SharedResource, Verdicts
-from gpu_plugin.config.values import Auto
+from gpu_plugin.config.values import Auto, Reading
 
 # The kubelet's directory of device plugins. It does not depend on the kubelet's --root-dir (pkg/kubelet, DevicePluginPath).
 DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
 CDI_DIR = "/var/run/cdi"  # of generated specifications (CDI specification; /etc/cdi is for files that people write)
 FEATURES_DIR = "/etc/kubernetes/node-feature-discovery/features.d"  # NFD's local source reads it (source/local)
 
+# Headings of help, in their order
 HEADINGS = (
     "GPUs",
     "What a container gets",
@@ -29,12 +30,64 @@ HEADINGS = (
     "Logs and probes",
     "The Kubernetes Node",
 )
-"""Headings of help, in their order."""
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One option."""
+
+    name: str  # of the field of `Settings`
+    heading: str  # in help; empty for an option without a flag
+    flags: tuple[str, ...]  # without dashes; messages show the first
+    envs: tuple[str, ...]  # environment variables in the order of priority
+    file: str  # the dotted key in the config file; empty for an option without a key
+    default: object  # as text or as true or false; None without a default
+    parse: Reading[Any]
+    help: str
+
+    @property
+    def switch(self) -> bool:
+        """Whether the flag may be given without a value."""
+        return self.parse in (values.boolean, values.boolean_or_auto)
+
+    @property
+    def many(self) -> bool:
+        """Whether the flag may be repeated: its value is a list."""
+        return any(form.get("type") == "array" for form in self.parse.schema.get("anyOf", ()))
+
+
+_declared: list[Option] = []
+
+
+def _option(
+    heading: str, file: str, default: object, text: str, *, flags: tuple[str, ...] = (), envs: tuple[str, ...] = ()
+) -> Any:
+    """Declare an option, and return its default for the field of `Settings`.
+
+    The flag has the name of the field, and the environment variables have the names of the flags, unless others are given. The
+    field's type is annotated with the `Reading` of its values.
+    """
+    written = ",".join(default) if isinstance(default, tuple) else default
+    if isinstance(default, float):
+        written = values.spell_duration(default)
+    _declared.append(Option("", heading, flags, envs, file, written, values.text, text))
+    return default
+
+
+def _named(settings: type[msgspec.Struct]) -> tuple[Option, ...]:
+    """Return the declared options with their names. The first fields are the options' fields, in the same order."""
+    named = []
+    for field, each in zip(msgspec.structs.fields(settings), _declared, strict=False):
+        flags = each.flags or (field.name.replace("_", "-"),)
+        envs = each.envs or tuple(flag.replace("-", "_").upper() for flag in flags)
+        parse = get_args(field.type)[1]
+        named.append(replace(each, name=field.name, flags=flags if each.heading else (), envs=envs, parse=parse))
+    return tuple(named)
+
 
 _gpus, _container, _cdi, _directories, _health, _configuration, _logs, _node = (
-    partial(option, heading) for heading in HEADINGS
+    partial(_option, heading) for heading in HEADINGS
 )
-_variable = partial(option, "")
+_variable = partial(_option, "")
 
 Switch = Annotated[bool, values.boolean]
 SwitchOrAuto = Annotated[bool | Auto, values.boolean_or_auto]
@@ -51,17 +104,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), so that manifests and config files of NVIDIA's
     plugin work unchanged.
 
-    Only the config file has `sharing` to `verdicts`. The fields after them are not options.
-
-    Attributes:
-        sharing: the shared resources, in the file's order.
-        gpu_names: resource names of whole GPUs by model, in the file's order. The first matching pattern counts.
-        mig_names: resource names of MIG devices by profile, in the file's order. The first matching pattern counts.
-        verdicts: the operator's verdicts on Xids and health signals.
-        device_list_strategy_reason: why `device_list_strategy` was chosen, if the operator leaves the strategy to the node;
-            empty if the operator names strategies.
-        remarks: sentences about the settings, which are no errors.
-        without_effect: sentences about settings without effect.
     """
 
     mig_strategy: Annotated[str, values.choice(*MIG_STRATEGIES)] = _gpus(
@@ -115,14 +157,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "",
         "NVIDIA's hook on the host, nvidia-ctk or nvidia-cdi-hook, for CDI specifications with hooks; empty: they need none",
         flags=("nvidia-cdi-hook-path", "nvidia-ctk-path"),
-        envs=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
     )
     driver_root_ctr_path: Path = _directories(
         "flags.plugin.containerDriverRoot",
         "/driver-root",
         "where the driver root is mounted for this process",
         flags=("driver-root-ctr-path", "container-driver-root"),
-        envs=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
     )
     mps_root: Annotated[str, values.optional_path] = _container("flags.mpsRoot", "", "host directory of MPS pipes")
     shared_devices_allocation_policy: Annotated[str, values.choice(*ALLOCATION_POLICIES)] = _container(
@@ -273,12 +313,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "", "", "Xids that are faults after all: numbers, or all", envs=("DP_ENABLE_HEALTHCHECKS",)
     )
     xid_config: Text = _variable("", "", "further Xids that are faults: numbers", envs=("XID_CONFIG",))
+    # Only the config file has these, in the file's order. The first matching pattern counts.
     sharing: tuple[SharedResource, ...] = ()
-    gpu_names: tuple[NamePattern, ...] = ()
-    mig_names: tuple[NamePattern, ...] = ()
-    verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
-    device_list_strategy_reason: str = ""
-    remarks: tuple[Fault, ...] = ()
+    gpu_names: tuple[NamePattern, ...] = ()  # of whole GPUs by model
+    mig_names: tuple[NamePattern, ...] = ()  # of MIG devices by profile
+    verdicts: Verdicts = Verdicts()
+    # The other fields are not options.
+    device_list_strategy_reason: str = (
+        ""  # why the node's files led to the strategy; empty if the operator names strategies
+    )
+    remarks: tuple[Fault, ...] = ()  # which are no errors
     without_effect: tuple[Fault, ...] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -318,7 +362,7 @@ class SettingsStore:
         self.current = settings
 
 
-OPTIONS = declared(Settings)
+OPTIONS = _named(Settings)
 DEFAULTS = Settings()
 
 _COMPARED_FIELDS = tuple(name for name in Settings.__struct_fields__ if name not in {"remarks", "without_effect"})

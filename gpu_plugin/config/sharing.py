@@ -1,11 +1,12 @@
 """Settings of the config file that are not single values: shared devices, names by pattern, verdicts. Immutable and checked."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
 from gpu_plugin.config.device_names import model_pattern, resource_name
-from gpu_plugin.config.values import Doc, memory_mib, percentage
+from gpu_plugin.config.values import memory_mib, percentage
 
 TIME_SLICING = "time-slicing"
 MPS = "mps"
@@ -44,10 +45,10 @@ class MpsLimits(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     """
 
     active_thread_percentage: Annotated[
-        float | None, percentage, Doc("percent of a GPU's threads that each client may use")
+        float | None, percentage, "percent of a GPU's threads that each client may use"
     ] = None
     pinned_memory: Annotated[
-        int | None, memory_mib, Doc("device memory that each client may use: 8Gi, 8192Mi, or a number of MiB")
+        int | None, memory_mib, "device memory that each client may use: 8Gi, 8192Mi, or a number of MiB"
     ] = None
 
 
@@ -74,13 +75,13 @@ class NamePattern(msgspec.Struct, frozen=True):
     "*" matches any text. No other character is special.
     """
 
-    pattern: Annotated[str, model_pattern, Doc('"*" stands for any text, all else for itself')]
-    name: Annotated[str, resource_name, Doc("the resource; without a domain, one of nvidia.com/")]
+    pattern: Annotated[str, model_pattern, '"*" stands for any text, all else for itself']
+    name: Annotated[str, resource_name, "the resource; without a domain, one of nvidia.com/"]
 
 
-class Verdicts(msgspec.Struct, frozen=True):
-    """The operator's verdicts on Xids, classes of Xids and health signals, each with its key; see `health_section`."""
+class Verdicts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The operator's verdicts on Xids, classes of Xids and health signals: the section `health` of a config file."""
 
-    xids: tuple[tuple[int, str], ...] = ()
-    xid_classes: tuple[tuple[str, str], ...] = ()
-    signals: tuple[tuple[str, str], ...] = ()
+    xid: Mapping[int, str] = {}
+    xid_class: Mapping[str, str] = {}
+    signals: Mapping[str, str] = {}

@@ -10,11 +10,11 @@ from typing import Annotated
 import msgspec
 
 from gpu_plugin.config.device_names import LISTED, listed_device, resource_name
-from gpu_plugin.config.document import Document, Place, spell
-from gpu_plugin.config.errors import Fault
+from gpu_plugin.config.document import Place, spell
 from gpu_plugin.config.names import resource_name_fault
+from gpu_plugin.config.schema import Reader, Rows
 from gpu_plugin.config.sharing import MPS, TIME_SLICING, DeviceChoice, MpsLimits, SharedResource
-from gpu_plugin.config.values import Doc, ItemError, Reading, Rows, boolean, read_items, reading
+from gpu_plugin.config.values import ItemError, Reading, boolean, read_items, reading
 
 # The most devices in a list: a kubelet reads 4 MiB at most, and each device takes about 50 bytes at least.
 MAX_REPLICAS = 4 * 1024 * 1024 // 50
@@ -29,7 +29,8 @@ MAX_ENTRIES = 1000  # under `sharing`; each entry is compared with all other ent
             {"const": "all"},
             {"type": "integer", "minimum": 1},
             {"type": "array", "items": LISTED, "minItems": 1, "uniqueItems": True},
-        ]
+        ],
+        "default": "all",
     }
 )
 def device_choice(written: object) -> DeviceChoice:
@@ -68,65 +69,54 @@ def _replicas(most: int, why: str) -> Reading[int]:
     return parse
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource, or some devices of it. Without `devices`, the field is None."""
+_REPLICAS = "how many times each device is offered; 1: it is not shared"
+_Single = Annotated[bool, boolean, "refuse a container that asks for more than one"]
 
-    name: Annotated[
-        str, resource_name, Doc("the resource whose devices are shared; without a domain, one of nvidia.com/")
-    ]
-    rename: Annotated[str, resource_name, Doc("the resource that the shared devices are offered as")] = ""
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource, or some devices of it. The default of `devices` is None."""
+
+    name: Annotated[str, resource_name, "the resource whose devices are shared; without a domain, one of nvidia.com/"]
+    rename: Annotated[str, resource_name, "the resource that the shared devices are offered as"] = ""
     devices: Annotated[
         DeviceChoice | None,
         device_choice,
-        Doc(
-            "which devices: all that no other entry takes, how many, or a list of GPU indices, MIG indices, uuids",
-            "all",
-        ),
+        "which devices: all that no other entry takes, how many, or a list of GPU indices, MIG indices, uuids",
     ] = None
     replicas: Annotated[
-        int,
-        _replicas(MAX_REPLICAS, "a longer list of devices than any kubelet reads (4 MiB)"),
-        Doc("how many times each device is offered; 1: it is not shared"),
+        int, _replicas(MAX_REPLICAS, "a longer list of devices than any kubelet reads (4 MiB)"), _REPLICAS
     ]
 
 
 class MpsRow(Row, frozen=True, kw_only=True):
     """A resource, or some devices of it, with the limits of each client."""
 
-    replicas: Annotated[
-        int,
-        _replicas(MAX_MPS_REPLICAS, "the most clients that an MPS daemon takes"),
-        Doc("how many times each device is offered; 1: it is not shared"),
-    ]
-    limits: Annotated[MpsLimits, Doc("limits of each client, in place of equal shares")] = MpsLimits()
+    replicas: Annotated[int, _replicas(MAX_MPS_REPLICAS, "the most clients that an MPS daemon takes"), _REPLICAS]
+    limits: Annotated[MpsLimits, "limits of each client, in place of equal shares"] = MpsLimits()
 
 
 class TimeSlicing(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Devices offered several times."""
 
-    rename_by_default: Annotated[bool, boolean, Doc("offer shared devices as <name>.shared", default=False)] = False
-    fail_requests_greater_than_one: Annotated[
-        bool, boolean, Doc("refuse a container that asks for more than one", default=False)
-    ] = False
-    resources: Annotated[tuple[Row | None, ...], Rows(Row), Doc("what is shared")]
+    rename_by_default: Annotated[bool, boolean, "offer shared devices as <name>.shared"] = False
+    fail_requests_greater_than_one: _Single = False
+    resources: Annotated[tuple[Row | None, ...], Rows(Row), "what is shared"]
 
 
 class Mps(TimeSlicing, frozen=True, kw_only=True, rename="camel"):
     """GPUs shared through MPS."""
 
-    fail_requests_greater_than_one: Annotated[
-        bool, boolean, Doc("refuse a container that asks for more than one", default=True)
-    ] = True
-    resources: Annotated[tuple[MpsRow | None, ...], Rows(MpsRow), Doc("what is shared")]
+    fail_requests_greater_than_one: _Single = True
+    resources: Annotated[tuple[MpsRow | None, ...], Rows(MpsRow), "what is shared"]
 
 
 class Sharing(msgspec.Struct, frozen=True, rename="camel"):
     """Resources that several containers use at once."""
 
     time_slicing: Annotated[
-        TimeSlicing, Doc("devices offered several times; whoever gets one takes turns with the others")
+        TimeSlicing, "devices offered several times; whoever gets one takes turns with the others"
     ] = TimeSlicing(resources=())
-    mps: Annotated[Mps, Doc("GPUs shared through CUDA's Multi-Process Service")] = Mps(resources=())
+    mps: Annotated[Mps, "GPUs shared through CUDA's Multi-Process Service"] = Mps(resources=())
 
     def rows(self) -> Iterator[tuple[Place, str, TimeSlicing, Row]]:
         """Return the valid rows: the place, the strategy, the section and the row."""
@@ -138,42 +128,45 @@ class Sharing(msgspec.Struct, frozen=True, rename="camel"):
 
 class _Entry(msgspec.Struct, frozen=True):
     place: Place
+    line: int
     shared: SharedResource
     all_written: bool  # whether the file has `devices: all`
     devices: frozenset[str]  # the listed devices
 
+    @property
+    def where(self) -> str:
+        """The place with its line."""
+        return f"{spell(self.place)} (line {self.line})" if self.line else spell(self.place)
 
-def shared_resources(
-    document: Document, sharing: Sharing, mig_names: Collection[str]
-) -> tuple[tuple[SharedResource, ...], list[Fault]]:
-    """Return the shared resources of a section, and its contradictions.
+
+def shared_resources(reader: Reader, sharing: Sharing, mig_names: Collection[str]) -> tuple[SharedResource, ...]:
+    """Return the shared resources of a section, and add faults for its contradictions.
 
     `mig_names` has the operator's resource names for MIG devices.
     """
-    faults: list[Fault] = []
     entries: list[_Entry] = []
     for place, strategy, section, row in sharing.rows():
         if len(entries) == MAX_ENTRIES:
-            reason = f"more than {MAX_ENTRIES} entries; no node has that number of devices to share"
-            faults.append(document.fault(place, reason))
+            reader.fault(place, f"more than {MAX_ENTRIES} entries; no node has that number of devices to share")
             break
-        entry = _entry(place, strategy, section, row)
-        shared = entry.shared
+        shared = _shared(strategy, section, row)
         if fault := resource_name_fault(shared.offered_as):
-            faults.append(document.fault(place, f"renamed by default, {fault}"))
+            reader.fault(place, f"renamed by default, {fault}")
         if shared.strategy == MPS and (shared.name.partition("/")[2].startswith("mig-") or shared.name in mig_names):
-            faults.append(document.fault((*place, "name"), "sharing using MPS is not supported for MIG devices"))
-        found = (_contradiction(document, other, entry) for other in entries)
-        if contradiction := next(filter(None, found), None):
-            faults.append(contradiction)
+            reader.fault((*place, "name"), "sharing using MPS is not supported for MIG devices")
+        all_written = row.devices is not None and row.devices.everything
+        entry = _Entry(place, reader.document.line(place), shared, all_written, frozenset(shared.devices.listed))
+        contradictions = (_contradiction(other, entry) for other in entries)
+        if contradiction := next(filter(None, contradictions), None):
+            reader.fault(*contradiction)
         entries.append(entry)
-    return tuple(entry.shared for entry in entries), faults
+    return tuple(entry.shared for entry in entries)
 
 
-def _entry(place: Place, strategy: str, section: TimeSlicing, row: Row) -> _Entry:
+def _shared(strategy: str, section: TimeSlicing, row: Row) -> SharedResource:
     several = row.replicas > 1
     by_default = f"{row.name}.shared" if several and section.rename_by_default else row.name
-    shared = SharedResource(
+    return SharedResource(
         name=row.name,
         offered_as=row.rename or by_default,
         replicas=row.replicas,
@@ -182,43 +175,35 @@ def _entry(place: Place, strategy: str, section: TimeSlicing, row: Row) -> _Entr
         single_requests=section.fail_requests_greater_than_one,
         limits=row.limits if isinstance(row, MpsRow) else MpsLimits(),
     )
-    all_written = row.devices is not None and row.devices.everything
-    return _Entry(place, shared, all_written, frozenset(shared.devices.listed))
 
 
-def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault | None:
-    """Return the contradiction between two entries as a fault of the second entry; None without a contradiction."""
+def _contradiction(first: _Entry, second: _Entry) -> tuple[Place, str] | None:
+    """Return the place and the reason if the second entry contradicts the first, else None."""
     one, other = first.shared, second.shared
-
-    def there() -> str:
-        line = document.line(first.place)
-        return f"{spell(first.place)} (line {line})" if line else spell(first.place)
-
     if one.strategy != other.strategy and 1 not in {one.replicas, other.replicas}:
         if one.name == other.name:
-            reason = f"{one.name} is shared by {one.strategy} too, at {there()}: a resource is shared by {TIME_SLICING} or {MPS}"
-            return document.fault((*second.place, "name"), reason)
+            reason = f"{one.name} is shared by {one.strategy} too, at {first.where}"
+            return (*second.place, "name"), f"{reason}: a resource is shared by {TIME_SLICING} or {MPS}"
         if one.offered_as == other.offered_as:
-            reason = (
-                f"{one.offered_as} is offered by {one.strategy} too, from {one.name} at {there()}; rename one of them"
-            )
-            return document.fault(second.place, reason)
+            reason = f"{one.offered_as} is offered by {one.strategy} too, from {one.name} at {first.where}"
+            return second.place, f"{reason}; rename one of them"
         return None
     same_daemon = one.strategy == other.strategy == MPS and one.offered_as == other.offered_as
     if same_daemon and (one.replicas, one.limits) != (other.replicas, other.limits):
-        reason = f"{one.offered_as} has other replicas or limits at {there()}: one MPS daemon has the same for all; rename one"
-        return document.fault(second.place, reason)
+        reason = f"{one.offered_as} has other replicas or limits at {first.where}"
+        return second.place, f"{reason}: one MPS daemon has the same for all; rename one"
     if one.name != other.name:
         return None
     if one.devices.everything and other.devices.everything:
-        return document.fault(
-            (*second.place, "name"), f"all devices of {one.name} are shared by the entry at {there()} already"
-        )
+        return (*second.place, "name"), f"all devices of {one.name} are shared by the entry at {first.where} already"
     if first.all_written or second.all_written:
-        reason = f"all devices of {one.name} are in one entry and some in another, at {there()}; leave out 'all' for the rest"
-        return document.fault((*second.place, "devices"), reason)
+        reason = f"all devices of {one.name} are in one entry and some in another, at {first.where}"
+        return (*second.place, "devices"), f"{reason}; leave out 'all' for the rest"
     for index, name in enumerate(() if first.devices.isdisjoint(second.devices) else other.devices.listed):
         if name in first.devices:
-            reason = f"device {name} of {one.name} is in the entry at {there()} already"
-            return document.fault((*second.place, "devices", index), reason)
+            return (
+                *second.place,
+                "devices",
+                index,
+            ), f"device {name} of {one.name} is in the entry at {first.where} already"
     return None

@@ -1,7 +1,6 @@
 """The limit on the length of a Unix socket's path. Pure."""
 
-LONGEST = 107
-"""Bytes. sun_path has 108 bytes, and the last byte is a zero (unix(7), Linux)."""
+LONGEST = 107  # bytes: sun_path has 108, and the last is a zero (unix(7), Linux)
 
 
 def room(path: str) -> int:

@@ -29,26 +29,6 @@ class Reading(msgspec.Struct, Generic[Value_co], frozen=True, eq=False):
         return self.read(written)
 
 
-class Doc(msgspec.Struct, frozen=True):
-    """The help text of a key in a config file, and its default as a file has it."""
-
-    help: str
-    default: object = None
-
-
-class Rows(msgspec.Struct, frozen=True):
-    """The kind of a key whose value is a list of sections of the file."""
-
-    section: type[msgspec.Struct]
-
-
-class Table(msgspec.Struct, frozen=True):
-    """The kind of a key whose value is a mapping with free keys. `names` must accept only one spelling of a key."""
-
-    names: Reading[Any]
-    values: Reading[Any]
-
-
 class ItemError(ValueError):
     """An item of a list is invalid; `index` counts from 0."""
 
@@ -86,9 +66,11 @@ def matching(pattern: str, expected: str) -> Reading[str]:
     return parse
 
 
-# Go's strconv.ParseBool, which NVIDIA's plugin reads its flags with.
-_TRUE = ("1", "t", "T", "TRUE", "true", "True")
-_FALSE = ("0", "f", "F", "FALSE", "false", "False")
+# Go's strconv.ParseBool, which NVIDIA's plugin reads its flags with
+_TRUTH: Mapping[str, bool] = {
+    **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
+}
 
 AUTO: Final = "auto"  # the value of an option that depends on the node
 Auto = Literal["auto"]
@@ -99,13 +81,11 @@ _MEMORY = re.compile(r"(\d{1,9})([MG]i)", re.ASCII)
 _MIB = {"Mi": 1, "Gi": 1024}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-MAX_PORT = 65535
-
+# An IPv4 address or a host name (RFC 1123, 2.1, with the underscore of some names)
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?",
     re.ASCII,
 )
-"""An IPv4 address or a host name (RFC 1123, 2.1, with the underscore of some names)."""
 
 text = matching(r"[^\n\u0000]*", "text in one line")
 path = matching(r"/[^\n\u0000]*", "an absolute path")
@@ -129,25 +109,22 @@ def optional_root(written: object) -> str:
 def label_key(written: object) -> str:
     """Read the key of a node label."""
     value = text(written)
-    fault = label_key_fault(value)
-    if fault:
+    if fault := label_key_fault(value):
         raise ValueError(fault)
     return value
 
 
-@reading({"enum": [True, False, *_TRUE, *_FALSE]})
+@reading({"enum": [True, False, *_TRUTH]})
 def boolean(written: object) -> bool:
     """Read true or false, in the spellings of Go's ParseBool."""
     if isinstance(written, bool):
         return written
-    if isinstance(written, str) and written in _TRUE:
-        return True
-    if isinstance(written, str) and written in _FALSE:
-        return False
+    if isinstance(written, str) and written in _TRUTH:
+        return _TRUTH[written]
     raise ValueError(f"{written!r} is neither true nor false")
 
 
-@reading({"enum": [True, False, *_TRUE, *_FALSE, AUTO]})
+@reading({"enum": [True, False, *_TRUTH, AUTO]})
 def boolean_or_auto(written: object) -> bool | Auto:
     """Read true or false as `boolean` does, or AUTO."""
     if written == AUTO:
@@ -159,7 +136,7 @@ def boolean_or_auto(written: object) -> bool | Auto:
 
 
 def choice(*allowed: str) -> Reading[str]:
-    """Return a `Reading` that accepts one of `allowed`."""
+    """Return a `Reading` that accepts a word of `allowed`."""
 
     @reading({"enum": list(allowed)})
     def parse(written: object) -> str:
@@ -249,18 +226,15 @@ def listen_address(written: object) -> str:
 def host_and_port(address: str) -> tuple[str, int]:
     """Return the host and the port of HOST:PORT, split at the last colon. Brackets around an IPv6 address are optional.
 
-    An empty host means all addresses of the machine.
-
-    Raises:
-        ValueError: the text is not HOST:PORT, with the reason.
+    An empty host means all addresses of the machine. Raises ValueError with the reason if the text is not HOST:PORT.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not re.fullmatch(r"\d{1,5}", port, re.ASCII):
         raise ValueError(
             f"{address!r} is not HOST:PORT, such as 10.0.0.7:9480, [fd00::7]:9480, or :9480 for all addresses"
         )
-    if not 1 <= int(port) <= MAX_PORT:
-        raise ValueError(f"{address!r}: the port must be between 1 and {MAX_PORT}")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"{address!r}: the port must be between 1 and 65535")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if ":" in bare or bare != host:
         from ipaddress import IPv6Address  # noqa: PLC0415 - 3 ms, rarely needed

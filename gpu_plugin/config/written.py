@@ -27,10 +27,8 @@ def written(settings: Settings) -> dict[str, object]:
                 "resources": [_entry(entry) for entry in entries],
             }
             _put(content, ["sharing", key], section)
-    verdicts = settings.verdicts
-    for key, words in (("xid", verdicts.xids), ("xidClass", verdicts.xid_classes), ("signals", verdicts.signals)):
-        if words:
-            _put(content, ["health", key], dict(words))
+    if health := msgspec.to_builtins(settings.verdicts):
+        content["health"] = health
     return content
 
 
@@ -64,9 +62,8 @@ def differing(settings: Settings) -> list[str]:
     for key, patterns in (("resources.gpus", settings.gpu_names), ("resources.mig", settings.mig_names)):
         found += [f"{key}: {pattern.pattern} is {pattern.name}" for pattern in patterns]
     found += [f"sharing: {_shared(entry)}" for entry in settings.sharing]
-    verdicts = settings.verdicts
-    for key, words in (("xid", verdicts.xids), ("xidClass", verdicts.xid_classes), ("signals", verdicts.signals)):
-        found += [f"health.{key}.{name}: {word}" for name, word in words]
+    for key, words in msgspec.to_builtins(settings.verdicts).items():
+        found += [f"health.{key}.{name}: {word}" for name, word in words.items()]
     return found
 
 

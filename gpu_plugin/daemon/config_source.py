@@ -17,7 +17,7 @@ from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.daemon.watched_file import ABSENT, FileWatcher, fingerprint, watch_file
+from gpu_plugin.daemon.watched_file import ABSENT, FileWatcher, fingerprint
 from gpu_plugin.runtime.inotify import ANY, Place, route
 from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
@@ -84,34 +84,25 @@ class LastChoice:
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """The result of a read of the directory.
+    """The result of a read of the directory."""
 
-    Attributes:
-        label: the value of the node's label; empty without a label, or while the label is not known.
-        label_unknown: why the label is not known.
-        choice: the chosen file.
-        content: the `fingerprint` of the chosen file.
-    """
-
-    label: str
-    label_unknown: str
+    label: str  # of the node; empty without a label, or while the label is not known
+    label_unknown: str  # why the label is not known
     choice: Choice
-    content: str = ""
+    content: str = ""  # the `fingerprint` of the chosen file
 
 
 class ConfigSource:
     """The source of the configuration: no file, one file, or the file of a directory that the node's label selects.
 
-    Attributes:
-        changed: set whenever another file is selected, the file's content changes, or a read is requested. The reader of the
-            configuration clears it. The settings of a selected file may be refused; then the former file is in force.
-        complaint: why the node's label selects no file: it is not known, or its file does not exist; empty if it selects a file.
+    `changed` is set whenever another file is selected, the file's content changes, or a read is requested. The reader of the
+    configuration clears it. The settings of a selected file may be refused; then the former file is in force.
     """
 
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigError if a label selects the file, and the Kubernetes client is missing or --kubeconfig is invalid."""
         self.changed = asyncio.Event()
-        self.complaint = ""
+        self.complaint = ""  # why the label selects no file: it is not known, or its file does not exist
         self._settings = settings
         self._is_selected = anyio.Event()
         self._selected = Path(settings.config_file) if settings.config_file else None
@@ -126,7 +117,7 @@ class ConfigSource:
         self._reading_last = threading.Lock()
         self._last_logged: tuple[str, str | None] | None = None
         self._requested = ""
-        self._content: str | None = None
+        self._content: str | None = None  # the `fingerprint` of the selected file
         self._watcher = FileWatcher(self._read, self._apply)
         if settings.config_file_srcdir:
             self._selected = None
@@ -195,7 +186,7 @@ class ConfigSource:
         if self._settings.config_file_srcdir:
             await self._follow_label()
         elif self._selected is not None:
-            await watch_file(self._selected, self.changed)
+            await FileWatcher(self._read_file, self._apply_content).run()
         else:
             await anyio.sleep_forever()
 
@@ -273,6 +264,15 @@ class ConfigSource:
         self._selected = Path(self._settings.config_file_srcdir) / choice.file if choice.file != NO_FILE else None
         self._is_selected.set()
         self.changed.set()
+
+    def _read_file(self) -> tuple[str, frozenset[Place]]:
+        file = Path(self._settings.config_file)
+        return fingerprint(file), route(file)
+
+    def _apply_content(self, content: str) -> None:
+        if content != self._content:
+            self._content = content
+            self.changed.set()
 
     def _log_choice(self, seen: _Seen) -> None:
         choice = seen.choice

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Reads the settings from flags, environment and the file at this path (None: no file). Blocks. Raises ConfigError.
 Resolve = Callable[[Path | None], Settings]
-"""Reads the settings from flags, environment and the file at this path (None: no file). Blocks. Raises ConfigError."""
 
 PATIENCE = 30.0  # seconds that the read of a configuration may take: a dead network file system blocks only its thread
 RETRY = 5.0  # seconds between two attempts to write the name of the file in force to the state directory

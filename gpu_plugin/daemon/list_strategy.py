@@ -19,8 +19,7 @@ if TYPE_CHECKING:  # these modules are imported at run time only for the strateg
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 3.0
-"""Seconds that the read of the node's files may take; it usually takes 0.05."""
+PATIENCE = 3.0  # seconds that the read of the node's files may take; it usually takes 0.05
 
 
 class ListStrategy:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from gpu_plugin.runtime.inotify import Directories, Place, route
+from gpu_plugin.runtime.inotify import Directories, Place
 from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 from gpu_plugin.runtime.threads import begin
@@ -104,26 +104,3 @@ class FileWatcher(Generic[T]):
         while self._notified.is_set() and anyio.current_time() < until:
             self._notified.clear()
             await anyio.sleep(SETTLE)
-
-
-async def watch_file(path: Path, changed: asyncio.Event) -> None:
-    """Set `changed` at once, and whenever the `fingerprint` of the file's content changes. Never returns."""
-    watched = _File(path, changed)
-    await FileWatcher(watched.read, watched.receive).run()
-
-
-class _File:
-    """A file whose changes set an event."""
-
-    def __init__(self, path: Path, changed: asyncio.Event) -> None:
-        self._path = path
-        self._changed = changed
-        self._known: str | None = None
-
-    def read(self) -> tuple[str, frozenset[Place]]:
-        return fingerprint(self._path), route(self._path)
-
-    def receive(self, content: str) -> None:
-        if content != self._known:
-            self._known = content
-            self._changed.set()

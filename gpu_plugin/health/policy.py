@@ -266,14 +266,14 @@ def policy(settings: Settings, table: XidTable) -> HealthPolicy:
         disabled,
         enabled,
         critical.numbers,
-        {xid: VERDICTS[word] for xid, word in verdicts.xids},
-        {Proof(recovery): VERDICTS[word] for recovery, word in verdicts.xid_classes},
+        {xid: VERDICTS[word] for xid, word in verdicts.xid.items()},
+        {Proof(recovery): VERDICTS[word] for recovery, word in verdicts.xid_class.items()},
     )
     return HealthPolicy(
         xids,
         settings.temperature_recovery,
         settings.flap_guard,
-        {signal: VERDICTS[word] for signal, word in verdicts.signals},
+        {signal: VERDICTS[word] for signal, word in verdicts.signals.items()},
         judging=not disabled.every or enabled.every,
         malformed=(
             *_malformed("DP_DISABLE_HEALTHCHECKS", disabled.malformed),

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.config.settings import OPTIONS, Settings
+from gpu_plugin.config.settings import OPTIONS, Option, Settings
 from tests.chart.helm import Helm, at_path, facts, overlaid, pods
 from tests.chart.value_table import CONTAINER, MPS, TABLE
 
 ITSELF = "set by the chart itself"
 EXTRA = "extraArgs or extraEnv"
 
-# By option: the path of its value, ITSELF or EXTRA. An option that is missing here is EXTRA.
+# By option: the path of its value, ITSELF or EXTRA. Other options are EXTRA.
 WAYS: Mapping[str, str] = {
     "mig_strategy": "migStrategy",
     "fail_on_init_error": "failOnInitError",

@@ -1,4 +1,4 @@
-"""Each choice by name has a line and a function. If one of the two is missing, the error names its place."""
+"""Each choice by name has a line and a function. Errors name the place of a missing line or function."""
 
 import re
 import subprocess
@@ -36,6 +36,7 @@ from gpu_plugin.health.signal import DEFINED
 from gpu_plugin.placement import shared
 
 ROOT = Path(__file__).parents[3]
+CHOICES = "gpu_plugin/config/choices.py"
 
 
 def modules(package: ModuleType) -> list[ModuleType]:
@@ -59,7 +60,7 @@ KINDS = {
     "device list strategy": Kind(
         edits.STRATEGIES,
         DEVICE_LIST_STRATEGIES,
-        "DEVICE_LIST_STRATEGIES in gpu_plugin/config/choices.py",
+        f"DEVICE_LIST_STRATEGIES in {CHOICES}",
         [edits],
         [*edits.STRATEGIES.values()],
         '@STRATEGIES("NAME")',
@@ -67,7 +68,7 @@ KINDS = {
     "MIG strategy": Kind(
         plan.STRATEGIES,
         MIG_STRATEGIES,
-        "MIG_STRATEGIES in gpu_plugin/config/choices.py",
+        f"MIG_STRATEGIES in {CHOICES}",
         [plan],
         [*plan.STRATEGIES.values()],
         '@STRATEGIES("NAME")',
@@ -75,7 +76,7 @@ KINDS = {
     "allocation policy": Kind(
         shared.POLICIES,
         ALLOCATION_POLICIES,
-        "ALLOCATION_POLICIES in gpu_plugin/config/choices.py",
+        f"ALLOCATION_POLICIES in {CHOICES}",
         [shared],
         [each.rank for each in shared.POLICIES.values()],
         '@policy("NAME", ...)',
@@ -83,7 +84,7 @@ KINDS = {
     "health signal": Kind(
         DEFINED,
         HEALTH_SIGNALS,
-        "HEALTH_SIGNALS in gpu_plugin/config/choices.py",
+        f"HEALTH_SIGNALS in {CHOICES}",
         modules(gpu_plugin.health.signals),
         [each.step for each in DEFINED.values()],
         '@signal("NAME", ...)',
@@ -106,7 +107,7 @@ def shape(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def forgotten(kind: str) -> list[str]:
-    """Return a sentence for each function with the same shape that is not entered. Private functions are helpers."""
+    """Return a sentence for each other function of the same shape. Private functions are helpers."""
     known = KINDS[kind]
     shapes = {shape(each) for each in known.entered}
     helpers = not any(each.__name__.startswith("_") for each in known.entered)
@@ -150,36 +151,27 @@ def test_every_line_has_its_function(kind):
 
 
 @each_kind
-def test_a_function_without_a_line_is_refused_in_a_sentence(kind):
-    with pytest.raises(LookupError) as caught:
-        KINDS[kind].registry.enter("mine", object(), print)
-    assert caught.value.args == (f"the {kind} 'mine' has a function and no line: add it to {KINDS[kind].place}",)
-    assert "mine" not in KINDS[kind].registry
-
-
-@each_kind
-def test_a_second_function_of_a_name_is_refused_and_both_are_named(kind):
+def test_errors_name_the_place_of_a_missing_line_or_function_and_both_functions_of_a_name(kind):
     known = KINDS[kind]
     name, first = next(iter(known.registry)), known.entered[0]
-    both = f"{first.__module__}.{first.__qualname__} and {__name__}.copied"
-    does = known.registry[name]
-    with pytest.raises(LookupError) as caught:
+    before = dict(known.registry)
+    with pytest.raises(LookupError) as no_line:
+        known.registry.enter("mine", object(), print)
+    assert no_line.value.args == (f"the {kind} 'mine' has a function and no line: add it to {known.place}",)
+    with pytest.raises(LookupError) as twice:
         known.registry.enter(name, object(), copied)
-    assert caught.value.args == (f"the {kind} {name!r} has two functions, {both}: rename one of them",)
-    assert known.registry[name] is does
+    both = f"{first.__module__}.{first.__qualname__} and {__name__}.copied"
+    assert twice.value.args == (f"the {kind} {name!r} has two functions, {both}: rename one of them",)
+    assert known.registry == before
+    with pytest.raises(LookupError) as no_function:
+        known.registry["mine"]
+    said, place = str(no_function.value).split(": write one in ")
+    assert said == f"the {kind} 'mine' has no function"
+    assert (ROOT / place.removeprefix("a file of ")).exists()
 
 
 def copied() -> None:
     """A function whose decorator was left as it was in the file that it was copied from."""
-
-
-@each_kind
-def test_a_line_without_a_function_is_refused_in_a_sentence(kind):
-    with pytest.raises(LookupError) as caught:
-        KINDS[kind].registry["mine"]
-    said, place = str(caught.value).split(": write one in ")
-    assert said == f"the {kind} 'mine' has no function"
-    assert (ROOT / place.removeprefix("a file of ")).exists()
 
 
 CHOSEN = {

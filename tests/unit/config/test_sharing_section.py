@@ -2,6 +2,7 @@ import time
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.config.document import parse
 from gpu_plugin.config.errors import ConfigError
@@ -32,94 +33,58 @@ def entries(*rows: str, section: str = "timeSlicing", also: str = "") -> str:
 
 # What is asked for
 
-
-def test_one_entry():
-    assert shared(entries("name: nvidia.com/gpu, replicas: 4")) == (
-        SharedResource("nvidia.com/gpu", "nvidia.com/gpu", 4, TIME_SLICING, DeviceChoice(), False, MpsLimits()),
-    )
-
-
-@pytest.mark.parametrize(
-    ("written", "name"),
-    [
-        ("gpu", "nvidia.com/gpu"),
-        ("nvidia.com/gpu", "nvidia.com/gpu"),
-        ("example.com/gpu", "example.com/gpu"),
-        ("mig-1g.5gb.me", "nvidia.com/mig-1g.5gb.me"),
-    ],
-)
-def test_a_name_without_a_domain_gets_nvidias(written, name):
-    [entry] = shared(entries(f"name: {written}, replicas: 2"))
-    assert (entry.name, entry.offered_as) == (name, name)
-    [entry] = shared(entries(f"name: a, rename: {written}, replicas: 2"))
-    assert (entry.name, entry.offered_as) == ("nvidia.com/a", name)
+SLICED = SharedResource("nvidia.com/gpu", "nvidia.com/gpu", 2, TIME_SLICING, DeviceChoice(), False, MpsLimits())
+SERVED = replace(SLICED, strategy=MPS, single_requests=True)
+BY_DEFAULT = "    renameByDefault: true\n"
+SINGLE = "    failRequestsGreaterThanOne: {}\n"
 
 
 @pytest.mark.parametrize(
-    ("options", "offered"),
+    ("row", "also", "expected"),
     [
-        ("", "nvidia.com/gpu"),
-        ("renameByDefault: false", "nvidia.com/gpu"),
-        ("renameByDefault: true", "nvidia.com/gpu.shared"),
-        ("renameByDefault: true, rename: x.y/z", "x.y/z"),
-        ("rename: nvidia.com/gpu, renameByDefault: true", "nvidia.com/gpu"),
+        ("name: nvidia.com/gpu", "", SLICED),
+        ("name: example.com/gpu", "", replace(SLICED, name="example.com/gpu", offered_as="example.com/gpu")),
+        (
+            "name: mig-1g.5gb.me",
+            "",
+            replace(SLICED, name="nvidia.com/mig-1g.5gb.me", offered_as="nvidia.com/mig-1g.5gb.me"),
+        ),
+        ("name: gpu, rename: other", "", replace(SLICED, offered_as="nvidia.com/other")),
+        ("name: gpu, rename: x.y/z", BY_DEFAULT, replace(SLICED, offered_as="x.y/z")),
+        ("name: gpu, rename: nvidia.com/gpu", BY_DEFAULT, SLICED),
+        ("name: gpu", BY_DEFAULT, replace(SLICED, offered_as="nvidia.com/gpu.shared")),
+        ("name: gpu", BY_DEFAULT.replace("true", "false"), SLICED),
+        ("name: gpu", SINGLE.format("true"), replace(SLICED, single_requests=True)),
+        ("name: gpu", SINGLE.format("false"), SLICED),
+        ("name: gpu, devices: all", "", SLICED),
+        ("name: gpu, devices: null", "", SLICED),
+        ("name: gpu, devices: 3", "", replace(SLICED, devices=DeviceChoice(count=3))),
+        ("name: gpu, devices: [0, '0:1', 1:2]", "", replace(SLICED, devices=DeviceChoice(0, ("0", "0:1", "1:2")))),
+        (
+            f"name: gpu, devices: [{GPU}, {MIG}, MIG-{GPU}/1/0]",
+            "",
+            replace(SLICED, devices=DeviceChoice(0, (GPU, MIG, f"MIG-{GPU}/1/0"))),
+        ),
     ],
 )
-def test_the_name_it_is_offered_under(options, offered):
-    rename = next((part for part in options.split(", ") if part.startswith("rename:")), "replicas: 2")
-    default = next((part for part in options.split(", ") if "Default" in part), "renameByDefault: false")
-    row = "{name: gpu, replicas: 2}" if rename == "replicas: 2" else f"{{name: gpu, replicas: 2, {rename}}}"
-    [entry] = shared(f"sharing: {{timeSlicing: {{{default}, resources: [{row}]}}}}")
-    assert entry.offered_as == offered
+def test_an_entry_of_time_slicing(row, also, expected):
+    assert shared(entries(f"{row}, replicas: 2", also=also)) == (expected,)
 
 
 @pytest.mark.parametrize(
-    ("section", "written", "single"),
+    ("limits", "also", "expected"),
     [
-        ("timeSlicing", None, False),
-        ("timeSlicing", "true", True),
-        ("timeSlicing", "false", False),
-        ("mps", None, True),
-        ("mps", "true", True),
-        ("mps", "false", False),
+        ("{}", "", SERVED),
+        ("null", SINGLE.format("true"), SERVED),
+        ("null", SINGLE.format("false"), replace(SERVED, single_requests=False)),
+        ("{activeThreadPercentage: 30}", "", replace(SERVED, limits=MpsLimits(30.0))),
+        ("{activeThreadPercentage: 12.5, pinnedMemory: 8Gi}", "", replace(SERVED, limits=MpsLimits(12.5, 8192))),
+        ("{pinnedMemory: 8192Mi}", "", replace(SERVED, limits=MpsLimits(None, 8192))),
+        ("{pinnedMemory: 8}", "", replace(SERVED, limits=MpsLimits(None, 8))),
     ],
 )
-def test_whether_more_than_one_may_be_asked_for(section, written, single):
-    option = f"failRequestsGreaterThanOne: {written}, " if written else ""
-    [entry] = shared(f"sharing: {{{section}: {{{option}resources: [{{name: gpu, replicas: 2}}]}}}}")
-    assert entry.single_requests is single
-
-
-@pytest.mark.parametrize(
-    ("written", "choice"),
-    [
-        ("all", DeviceChoice()),
-        ("null", DeviceChoice()),
-        ("3", DeviceChoice(count=3)),
-        ("[0, 2]", DeviceChoice(listed=("0", "2"))),
-        ('["0", "0:1", 1:2]', DeviceChoice(listed=("0", "0:1", "1:2"))),
-        (f"[{GPU}, {MIG}, MIG-{GPU}/1/0]", DeviceChoice(listed=(GPU, MIG, f"MIG-{GPU}/1/0"))),
-    ],
-)
-def test_which_devices(written, choice):
-    [entry] = shared(entries(f"name: gpu, replicas: 2, devices: {written}"))
-    assert entry.devices == choice
-
-
-@pytest.mark.parametrize(
-    ("written", "limits"),
-    [
-        ("{}", MpsLimits()),
-        ("null", MpsLimits()),
-        ("{activeThreadPercentage: 30}", MpsLimits(30.0)),
-        ("{activeThreadPercentage: 12.5, pinnedMemory: 8Gi}", MpsLimits(12.5, 8192)),
-        ("{pinnedMemory: 8192Mi}", MpsLimits(None, 8192)),
-        ("{pinnedMemory: 100}", MpsLimits(None, 100)),
-    ],
-)
-def test_the_limits_of_mps_clients(written, limits):
-    [entry] = shared(entries(f"name: gpu, replicas: 2, limits: {written}", section="mps"))
-    assert (entry.strategy, entry.limits) == (MPS, limits)
+def test_an_entry_of_mps(limits, also, expected):
+    assert shared(entries(f"name: gpu, replicas: 2, limits: {limits}", section="mps", also=also)) == (expected,)
 
 
 def test_entries_keep_their_order_and_may_share_a_resources_devices_among_them():
@@ -141,30 +106,18 @@ def test_both_strategies_may_stand_beside_each_other():
     ]
 
 
-# NVIDIA's validations
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("sharing:\n  timeSlicing: {}", "f:2: sharing.timeSlicing: no resources specified"),
-        ("sharing:\n  mps:\n    renameByDefault: true", "f:2: sharing.mps: no resources specified"),
-        ("sharing:\n  mps:\n    resources: []", "f:3: sharing.mps.resources: no resources specified"),
-        ("sharing:\n  mps:\n    resources:", "f:2: sharing.mps: no resources specified"),
-        (entries("replicas: 2"), "f:4: sharing.timeSlicing.resources[0]: no name specified"),
-        (entries("name: null, replicas: 2"), "f:4: sharing.timeSlicing.resources[0]: no name specified"),
-        (entries("name: gpu"), "f:4: sharing.timeSlicing.resources[0]: no replicas specified"),
-        (entries("name: gpu, replicas:"), "f:4: sharing.timeSlicing.resources[0]: no replicas specified"),
-    ],
-)
-def test_what_must_not_be_missing(text, fault):
-    assert faults(text) == [fault]
-
-
-@pytest.mark.parametrize("section", [None, "{}", "{timeSlicing: null}", "{mps:, timeSlicing:}"])
+@pytest.mark.parametrize("section", ["", "{}", "{timeSlicing: null}", "{mps:, timeSlicing:}"])
 def test_a_section_left_empty_asks_for_nothing(section):
-    assert shared(f"sharing: {section or ''}") == ()
+    assert shared(f"sharing: {section}") == ()
 
+
+@pytest.mark.parametrize(("replicas", "section"), [(83886, "timeSlicing"), (48, "mps")])
+def test_as_many_replicas_as_may_be(replicas, section):
+    [entry] = shared(entries(f"name: gpu, replicas: {replicas}", section=section))
+    assert entry.replicas == replicas
+
+
+# NVIDIA's validations
 
 VALUES = [
     ("replicas: 0", "number of replicas must be >= 1, not 0"),
@@ -215,149 +168,95 @@ def test_values_that_cannot_be(section, written, reason):
     assert fault.startswith(f"f:{line}: sharing.{section}.resources[0].{key}: {reason}")
 
 
-@pytest.mark.parametrize("item", ["x", "-1", "1.5", "true", "{a: 1}", "[0]", "null", "GPU-x", "all"])
-def test_an_unsupported_item_of_a_list_is_named(item):
-    text = (
-        "sharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: 2\n"
-        f"      devices:\n      - 0\n      - {item}\n"
-    )
-    [fault] = faults(text)
+def test_an_unsupported_item_of_a_list_is_named():
+    [fault] = faults("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0,\nnull]}]}}")
     assert fault.startswith(
-        "f:8: sharing.timeSlicing.resources[0].devices[1]: unsupported type for device in devices list: "
+        "f:2: sharing.timeSlicing.resources[0].devices[1]: unsupported type for device in devices list: "
     )
-
-
-def test_a_mig_profiles_plus_is_no_part_of_a_name():
-    [fault] = faults(entries("name: mig-1g.5gb+me, replicas: 2"))
-    assert fault.endswith("; the + of a MIG profile is written . in names")
-
-
-def test_a_name_that_the_suffix_makes_too_long():
-    text = f"sharing:\n  mps:\n    renameByDefault: true\n    resources:\n    - {{name: {'g' * 60}, replicas: 2}}\n"
-    [fault] = faults(text)
-    assert fault.startswith(f"f:5: sharing.mps.resources[0]: renamed by default, 'nvidia.com/{'g' * 60}.shared': ")
-
-
-@pytest.mark.parametrize(("replicas", "section"), [(83886, "timeSlicing"), (2, "timeSlicing"), (48, "mps"), (2, "mps")])
-def test_as_many_replicas_as_may_be(replicas, section):
-    [entry] = shared(entries(f"name: gpu, replicas: {replicas}", section=section))
-    assert entry.replicas == replicas
-
-
-def test_more_replicas_than_an_mps_daemon_has_clients():
-    assert faults(entries("name: gpu, replicas: 49", section="mps")) == [
-        (
-            "f:4: sharing.mps.resources[0].replicas: "
-            "maximum allowed replicas exceeded: 49 > 48, the most clients that an MPS daemon takes"
-        )
-    ]
 
 
 @pytest.mark.parametrize(
-    ("written", "reason"),
+    ("key", "value", "reason"),
     [
-        ("activeThreadPercentage: 0", "0 is not a percentage from 1 to 100"),
-        ("activeThreadPercentage: 0.5", "0.5 is not a percentage from 1 to 100"),
-        ("activeThreadPercentage: 101", "101 is not a percentage from 1 to 100"),
-        ("activeThreadPercentage: '30'", "'30' is not a percentage from 1 to 100"),
-        ("activeThreadPercentage: true", "True is not a percentage from 1 to 100"),
-        ("activeThreadPercentage: .nan", "nan is not a percentage from 1 to 100"),
-        ("pinnedMemory: 8", None),
-        ("pinnedMemory: 0", "0 is not an amount of memory"),
-        ("pinnedMemory: 0Gi", "'0Gi' is not an amount of memory"),
-        ("pinnedMemory: -1", "-1 is not an amount of memory"),
-        ("pinnedMemory: 8G", "'8G' is not an amount of memory"),
-        ("pinnedMemory: 1.5Gi", "'1.5Gi' is not an amount of memory"),
-        ("pinnedMemory: 1.5", "1.5 is not an amount of memory"),
-        ("pinnedMemory: true", "True is not an amount of memory"),
-        ("pinnedMemories: 1Gi", "unknown key; did you mean sharing.mps.resources[0].limits.pinnedMemory?"),
+        *(
+            ("activeThreadPercentage", value, "is not a percentage from 1 to 100")
+            for value in ("0", "0.5", "101", "'30'", "true", ".nan")
+        ),
+        *(
+            ("pinnedMemory", value, "is not an amount of memory such as 8Gi, 8192Mi or 8192 (MiB)")
+            for value in ("0", "0Gi", "-1", "8G", "1.5Gi", "1.5", "true")
+        ),
+        ("pinnedMemories", "1Gi", "unknown key; did you mean sharing.mps.resources[0].limits.pinnedMemory?"),
     ],
 )
-def test_limits_that_cannot_be(written, reason):
-    text = entries(f"name: gpu, replicas: 2, limits: {{{written}}}", section="mps")
-    if reason is None:
-        assert shared(text)
-        return
-    [fault] = faults(text)
-    assert fault.startswith(f"f:4: sharing.mps.resources[0].limits.{written.partition(':')[0]}: {reason}")
+def test_limits_that_cannot_be(key, value, reason):
+    [fault] = faults(entries(f"name: gpu, replicas: 2, limits: {{{key}: {value}}}", section="mps"))
+    assert fault.startswith(f"f:4: sharing.mps.resources[0].limits.{key}: ")
+    assert fault.endswith(reason)
 
 
-def test_limits_are_for_mps_alone():
-    assert faults(entries("name: gpu, replicas: 2, limits: {}")) == [
-        "f:4: sharing.timeSlicing.resources[0].limits: unknown key"
-    ]
-
-
-# Contradictions
+AT = "sharing.timeSlicing.resources"
 
 
 @pytest.mark.parametrize(
-    ("rows", "fault"),
+    ("text", "fault"),
     [
+        ("sharing:\n  timeSlicing: {}", "f:2: sharing.timeSlicing: no resources specified"),
+        ("sharing:\n  mps:\n    renameByDefault: true", "f:2: sharing.mps: no resources specified"),
+        ("sharing:\n  mps:\n    resources: []", "f:3: sharing.mps.resources: no resources specified"),
+        ("sharing:\n  mps:\n    resources:", "f:2: sharing.mps: no resources specified"),
+        (entries("name: null, replicas: 2"), f"f:4: {AT}[0]: no name specified"),
+        (entries("name: gpu"), f"f:4: {AT}[0]: no replicas specified"),
+        (entries("name: gpu, replicas:"), f"f:4: {AT}[0]: no replicas specified"),
+        (entries("name: gpu, replicas: 2, limits: {}"), f"f:4: {AT}[0].limits: unknown key"),
         (
-            ("name: gpu, replicas: 2", "name: nvidia.com/gpu, replicas: 3"),
-            (
-                "f:5: sharing.timeSlicing.resources[1].name: all devices of nvidia.com/gpu are shared by the entry at "
-                "sharing.timeSlicing.resources[0] (line 4) already"
-            ),
+            entries(f"name: {'g' * 60}, replicas: 2", also=BY_DEFAULT),
+            f"f:4: {AT}[0]: renamed by default, 'nvidia.com/{'g' * 60}.shared': '{'g' * 60}.shared' is not 1 to 63 letters",
         ),
         (
-            ("name: gpu, replicas: 2, devices: all", "name: gpu, replicas: 3, devices: [1]"),
-            (
-                "f:5: sharing.timeSlicing.resources[1].devices: all devices of nvidia.com/gpu are in one entry and some in "
-                "another, at sharing.timeSlicing.resources[0] (line 4); leave out 'all' for the rest"
-            ),
+            entries("name: gpu, replicas: 2", "name: nvidia.com/gpu, replicas: 3"),
+            f"f:5: {AT}[1].name: all devices of nvidia.com/gpu are shared by the entry at {AT}[0] (line 4) already",
         ),
         (
-            ("name: gpu, replicas: 2, devices: 3", "name: gpu, replicas: 3, devices: all"),
-            (
-                "f:5: sharing.timeSlicing.resources[1].devices: all devices of nvidia.com/gpu are in one entry and some in "
-                "another, at sharing.timeSlicing.resources[0] (line 4); leave out 'all' for the rest"
-            ),
+            entries("name: gpu, replicas: 2, devices: all", "name: gpu, replicas: 3, devices: [1]"),
+            f"f:5: {AT}[1].devices: all devices of nvidia.com/gpu are in one entry and some in another, at {AT}[0] (line 4)",
         ),
         (
-            (
+            entries("name: gpu, replicas: 2, devices: 3", "name: gpu, replicas: 3, devices: all"),
+            f"f:5: {AT}[1].devices: all devices of nvidia.com/gpu are in one entry and some in another, at {AT}[0] (line 4)",
+        ),
+        (
+            entries(
                 f"name: gpu, replicas: 2, devices: [0, {GPU}]",
                 "name: gpu, replicas: 3, devices: 2",
                 f"name: gpu, replicas: 3, devices: [1, {GPU.lower().replace('gpu', 'GPU')}]",
             ),
-            (
-                f"f:6: sharing.timeSlicing.resources[2].devices[1]: device {GPU} of nvidia.com/gpu is in the entry at "
-                "sharing.timeSlicing.resources[0] (line 4) already"
+            f"f:6: {AT}[2].devices[1]: device {GPU} of nvidia.com/gpu is in the entry at {AT}[0] (line 4) already",
+        ),
+        (entries('name: gpu, replicas: 2, devices: [1, 0, "01"]'), f"f:4: {AT}[0].devices[2]: device 1 appears twice"),
+        (
+            entries(
+                "name: gpu, replicas: 2, devices: [0]",
+                also="  mps: {resources: [{name: gpu, replicas: 2, devices: [1]}]}",
             ),
+            f"f:5: sharing.mps.resources[0].name: nvidia.com/gpu is shared by time-slicing too, at {AT}[0] (line 4)",
         ),
         (
-            ('name: gpu, replicas: 2, devices: [1, 0, "01"]',),
-            "f:4: sharing.timeSlicing.resources[0].devices[2]: device 1 appears twice",
+            entries("name: a, rename: s, replicas: 2", also="  mps: {resources: [{name: b, rename: s, replicas: 2}]}"),
+            f"f:5: sharing.mps.resources[0]: nvidia.com/s is offered by time-slicing too, from nvidia.com/a at {AT}[0] (line 4)",
+        ),
+        *(
+            (
+                entries("name: a, rename: s, replicas: 2", f"name: b, rename: s, {other}", section="mps"),
+                "f:5: sharing.mps.resources[1]: nvidia.com/s has other replicas or limits at sharing.mps.resources[0] (line 4)",
+            )
+            for other in ("replicas: 3", "replicas: 2, limits: {pinnedMemory: 8}")
         ),
     ],
 )
-def test_entries_that_want_the_same_devices(rows, fault):
-    assert faults(entries(*rows)) == [fault]
-
-
-def test_one_resource_shared_both_ways():
-    text = entries(
-        "name: gpu, replicas: 2, devices: [0]", also="  mps:\n    resources: [{name: gpu, replicas: 2, devices: [1]}]\n"
-    )
-    assert faults(text) == [
-        (
-            "f:6: sharing.mps.resources[0].name: nvidia.com/gpu is shared by time-slicing too, at "
-            "sharing.timeSlicing.resources[0] (line 4): a resource is shared by time-slicing or mps"
-        )
-    ]
-
-
-def test_one_name_offered_both_ways():
-    text = entries(
-        "name: a, rename: s, replicas: 2", also="  mps:\n    resources: [{name: b, rename: s, replicas: 2}]\n"
-    )
-    assert faults(text) == [
-        (
-            "f:6: sharing.mps.resources[0]: nvidia.com/s is offered by time-slicing too, from nvidia.com/a at "
-            "sharing.timeSlicing.resources[0] (line 4); rename one of them"
-        )
-    ]
+def test_what_a_section_must_not_say(text, fault):
+    [found] = faults(text)
+    assert found.startswith(fault)
 
 
 @pytest.mark.parametrize("strategy", ["single", "none"])
@@ -365,19 +264,13 @@ def test_mps_goes_with_whole_gpus(strategy):
     assert shared(entries("name: gpu, replicas: 2", section="mps"), mig_strategy=strategy)
 
 
-def test_mps_does_not_go_with_mixed():
-    assert faults(entries("name: gpu, replicas: 2", section="mps"), mig_strategy="mixed") == [
-        "f:2: sharing.mps: using --mig-strategy=mixed is not supported with MPS"
-    ]
-    assert shared(entries("name: gpu, replicas: 2"), mig_strategy="mixed")
-
-
-def test_mps_needs_a_root():
-    assert faults(entries("name: gpu, replicas: 2", section="mps"), mps_root="") == [
-        "f:2: sharing.mps: using MPS requires --mps-root to be specified: the host directory in which clients find the MPS daemon"
-    ]
-    written = {"flags": {"mpsRoot": "/a"}, "sharing": {"mps": {"resources": [{"name": "gpu", "replicas": 2}]}}}
-    assert resolve({}, {}, written).sharing
+def test_mps_needs_a_root_and_goes_not_with_mixed():
+    text = entries("name: gpu, replicas: 2", section="mps")
+    [fault] = faults(text, mig_strategy="mixed")
+    assert fault == "f:2: sharing.mps: using --mig-strategy=mixed is not supported with MPS"
+    [fault] = faults(text, mps_root="")
+    assert fault.startswith("f:2: sharing.mps: using MPS requires --mps-root to be specified: ")
+    assert shared(entries("name: gpu, replicas: 2"), mig_strategy="mixed", mps_root="")
 
 
 @pytest.mark.parametrize("name", ["mig-1g.5gb", "nvidia.com/mig-1g.5gb", "example.com/mig-x", "small"])
@@ -388,13 +281,18 @@ def test_mps_does_not_share_mig_devices(name):
     ]
 
 
+def test_the_plus_of_a_mig_profile_is_explained():
+    assert faults(entries("name: mig-1g.5gb+me, replicas: 2"))[0].endswith(
+        "the + of a MIG profile is written . in names"
+    )
+
+
 def test_faults_of_a_plain_mapping_have_no_lines():
     rows: list[dict[str, Any]] = [{"name": "gpu", "replicas": 2}, {"name": "gpu", "replicas": 2}]
     with pytest.raises(ConfigError) as caught:
         resolve({}, {}, {"sharing": {"timeSlicing": {"resources": rows}}})
     assert str(caught.value) == (
-        "config file: sharing.timeSlicing.resources[1].name: all devices of nvidia.com/gpu are shared by the entry at "
-        "sharing.timeSlicing.resources[0] already"
+        f"config file: {AT}[1].name: all devices of nvidia.com/gpu are shared by the entry at {AT}[0] already"
     )
 
 
@@ -433,5 +331,5 @@ def test_one_replica_means_not_shared_and_is_said(section):
 
 
 def test_one_client_of_mps_needs_no_mps():
-    text = entries("name: gpu, replicas: 1", section="mps")
-    assert [entry.strategy for entry in resolve({}, {}, parse(text.encode(), "f")).sharing] != [MPS]
+    [entry] = shared(entries("name: gpu, replicas: 1", section="mps"), mps_root="")
+    assert entry.strategy == TIME_SLICING

@@ -1,4 +1,4 @@
-"""A user of NVIDIA's plugin v0.20.0 brings files and variables along: what it makes of each, and what comes of it here."""
+"""The recorded files and variables of NVIDIA's plugin v0.20.0 have the recorded results, and its options are documented."""
 
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,7 @@ def test_no_case_is_recorded_twice():
 
 @pytest.mark.parametrize("names", VARIABLES, ids=lambda names: names[0])
 def test_every_option_that_it_has_is_recorded_and_on_the_page(names):
-    recorded = {name for row in RECORDED for name in row.get("env", {})} | {
-        "CONFIG_FILE_DST",
-    }
+    recorded = {name for row in RECORDED for name in row.get("env", {})} | {"CONFIG_FILE_DST"}
     in_a_file = [option.file for option in NVIDIA if option.envs == names and option.file]
     files = "\n".join(row.get("file", "") for row in RECORDED)
     assert recorded & set(names) or any(key.rpartition(".")[2] in files for key in in_a_file)

@@ -88,7 +88,8 @@ def test_what_is_read(reading, each, value):
         (values.path, ["", "a/b", "./x", "~", 1, None, ["/"], "/a\nb", "/a\n", "/a\0b"], "an absolute path"),
         (values.optional_path, ["dev"], "an absolute path"),
         (values.optional_root, ["dev"], "an absolute path"),
-        (values.percentage, [0, 101, "30", True], "a percentage from 1 to 100"),
+        (values.label_key, ["a b", "a/", "x" * 64], "not 1 to 63 letters"),
+        (values.label_key, ["/a", "A/a"], "not a lower-case DNS name"),
         (
             values.host_names,
             ["http://gpus.example.com", "gpus:9480", "*", "*.", "a.*.b", "a b", "[::1]", "x" * 254, "ä"],

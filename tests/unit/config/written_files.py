@@ -1,13 +1,14 @@
 """Config files as Hypothesis makes them: the content of valid ones, with everything of the schema in it somewhere."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 
 from gpu_plugin.config import values
 from gpu_plugin.config.choices import HEALTH_SIGNALS
-from gpu_plugin.config.health_section import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS
-from gpu_plugin.config.settings import OPTIONS
+from gpu_plugin.config.schema_v1 import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS
+from gpu_plugin.config.settings import OPTIONS, Option
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 NAMES = ["gpu", "nvidia.com/gpu", "example.com/gpu", "mig-1g.5gb.me", "nvidia.com/mig-2g.10gb", "GPU_x.9"]
@@ -25,53 +26,45 @@ devices = (
         unique=True,
     )
 )
-durations = st.integers(100, 3_000_000).map(lambda ms: f"{ms}ms") | st.sampled_from(["1h", "1m0.5s", ".25s", "1.125m"])
-paths = st.sampled_from(["/a", "/run/nvidia", "/"])
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=8).filter(lambda t: "\n" not in t)
 
-# What a file may hold for an option, where neither its enumeration nor its being a switch says so.
-WRITTEN: dict[str, st.SearchStrategy[Any]] = {
-    "device_list_strategy": st.sampled_from(
-        ["envvar", "cdi-cri,envvar", ["volume-mounts"], ["cdi-cri", "envvar"], "auto", ["auto"]]
-    ),
-    "cdi_annotation_prefix": texts,
-    "driver_root": paths,
-    "dev_root": paths | st.just(""),
-    "nvidia_cdi_hook_path": paths | st.just(""),
-    "cdi_dir": paths,
-    "driver_root_ctr_path": paths,
-    "mps_root": paths,
-    "imex_channel_ids": st.sampled_from([[], [0], "", "0", 0, ["0"], "auto"]),
-    "device_plugin_dir": paths,
-    "pod_resources_socket": paths,
-    "state_dir": paths,
-    "features_dir": paths,
-    "http_address": st.sampled_from(
-        ["", "127.0.0.1:9480", "[::1]:9480", "fd00::7:9480", "node.example.com:80", ":9480"]
-    ),
-    "status_page_hosts": st.sampled_from(["", "gpus.example.com", ["*.example.com", "node-7"], "a.b,c.d", []]),
-    "health_poll_interval": durations,
-    "temperature_recovery": durations,
-    "nvml_timeout": durations,
-    "flap_guard": durations,
-    "vanished_gpu_retention": st.integers(1000, 3_000_000).map(lambda ms: f"{ms}ms") | st.sampled_from(["1h", "720h"]),
-    "include_gpus": st.sampled_from(["0,1", 2, [3, "*H100*"], f"GPU-{UUID}", ["NVIDIA T4"], []]),
-    "exclude_gpus": st.sampled_from(["7", [8, "0000:3b:00.0"], "00000000:3B:00.0", "*A100*", ""]),
+# Values of options that neither an enumeration nor a common form describes. The first two are different texts.
+SPECIAL: dict[str, list[Any]] = {
+    "device_list_strategy": [
+        "cdi-cri",
+        "volume-mounts,envvar",
+        ["volume-mounts"],
+        ["cdi-cri", "envvar"],
+        "auto",
+        ["auto"],
+    ],
+    "imex_channel_ids": ["0", "auto", [], [0], "", 0, ["0"]],
+    "fallback_strategies": ["empty", "single,named"],
+    "http_address": ["10.0.0.7:9480", "[::1]:9481", "", "fd00::7:9480", "node.example.com:80", ":9480"],
+    "status_page_hosts": ["gpus.example.com", "a.b,*.c.d", "", ["*.example.com", "node-7"], []],
+    "include_gpus": [f"0,GPU-{UUID}", "*H100*", 2, [3, "*H100*"], ["NVIDIA T4"], []],
+    "exclude_gpus": ["7", "00000000:3B:00.0", [8, "0000:3b:00.0"], "*A100*", ""],
 }
+COMMON: list[tuple[Mapping[str, Any], list[Any]]] = [
+    (values.boolean.schema, ["true", "false", True, False, "F", "1"]),
+    (values.boolean_or_auto.schema, ["true", "false", True, "F", "auto"]),
+    (values.text.schema, ["one", "other", ""]),
+    (values.texts.schema, ["one", "two,three", ["four"]]),
+    (values.path.schema, ["/a/b", "/run/nvidia", "/"]),
+    (values.optional_path.schema, ["/a/b", "/run/nvidia", "/"]),
+    (values.duration(0, 1).schema, ["1m0.5s", "2m", "1.125m", "0.5h", "60000ms"]),
+]
 
-_JUDGED = [name for name, about in HEALTH_SIGNALS.items() if about]
 
-
-def _option(name: str, schema: Any) -> st.SearchStrategy[Any]:
-    if name in WRITTEN:
-        return WRITTEN[name]
-    if "enum" in schema:
-        return st.sampled_from(schema["enum"])
-    if schema == values.text.schema:
-        return texts
-    raise LookupError(
-        f"the option {name!r} is read by a rule of its own: add what a file may hold for it to WRITTEN here"
-    )
+def forms(option: Option) -> list[Any]:
+    """Return valid values of an option in a file. The first two are different texts; at most the second is the default."""
+    schema = option.parse.schema
+    found = SPECIAL.get(option.name) or next((known for common, known in COMMON if common == schema), None)
+    if found is None and "enum" in schema:
+        found = schema["enum"][::-1]
+    if found is None:
+        raise LookupError(f"the option {option.name!r} is read by a rule of its own: add values of it to SPECIAL here")
+    return found
 
 
 @st.composite
@@ -107,7 +100,7 @@ def healths() -> st.SearchStrategy[dict[str, Any]]:
             "xid": st.dictionaries(xids, st.sampled_from(XID_VERDICTS), max_size=3),
             "xidClass": st.dictionaries(st.sampled_from([*XID_CLASSES]), st.sampled_from(XID_VERDICTS), max_size=2),
             "signals": st.dictionaries(
-                st.sampled_from(_JUDGED),
+                st.sampled_from([name for name, about in HEALTH_SIGNALS.items() if about]),
                 st.sampled_from(SIGNAL_VERDICTS),
                 max_size=3,
             ),
@@ -125,9 +118,9 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
         holder = content
         for part in above:
             holder = holder[part]
-        holder[last] = draw(_option(option.name, option.parse.schema))
+        holder[last] = draw(st.sampled_from(forms(option)))
     if content["imex"].get("channelIDs") == "auto":
-        content["imex"].pop("required", None)  # what is required is named
+        content["imex"].pop("required", None)  # a required channel needs a number
     content["flags"]["gfd"] = {key: FOREIGN[key] for key in draw(st.lists(st.sampled_from([*FOREIGN]), unique=True))}
     if draw(st.booleans()):
         content["version"] = draw(st.sampled_from(["v1", ""]))
@@ -145,7 +138,7 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
         replicas, limits = rows_of[0]["replicas"], rows_of[0].get("limits")
         for row in rows_of:
             row["name"] = row["name"].replace("mig-", "")
-            # Entries may come to one offered name, and one daemon serves all of it alike.
+            # Entries may have the same offered name, which one daemon serves with the same limits.
             row["replicas"] = replicas
             row.pop("limits", None)
             if limits is not None:

@@ -62,15 +62,13 @@ async def running(source):
         tasks.cancel_scope.cancel()
 
 
+def without_api(volume, tmp_path):
+    return {"config_file_srcdir": str(volume.directory), "node_name": NODE, "state_dir": str(tmp_path / "state")}
+
+
 @asynccontextmanager
 async def by_label(api, volume, tmp_path, **more):
-    asked = {
-        "config_file_srcdir": str(volume.directory),
-        "node_name": NODE,
-        "kubeconfig": api.kubeconfig(tmp_path),
-        "state_dir": str(tmp_path / "state"),
-        **more,
-    }
+    asked = {**without_api(volume, tmp_path), "kubeconfig": api.kubeconfig(tmp_path), **more}
     async with running(ConfigSource(resolve(asked, {}))) as made:
         yield made
 
@@ -145,20 +143,8 @@ async def test_an_unreadable_directory_keeps_the_chosen_file(api, volume, tmp_pa
             assert made.source.complaint.endswith("; config default stays in force")
 
 
-async def test_an_unreadable_directory_at_the_start_delays_the_start(api, tmp_path, caplog):
-    missing = ConfigMapVolume(tmp_path / "configs")
-    missing.directory.rmdir()
-    async with by_label(api, missing, tmp_path, fallback_strategies="empty") as made:
-        await said(
-            caplog, "cannot be read: No such file or directory; nothing is served until there is a valid configuration"
-        )
-        assert not made.source._is_selected.is_set()
-
-
 async def test_a_choice_is_stored_once_its_settings_are_in_force(api, volume, tmp_path):
-    settings = resolve(
-        {"config_file_srcdir": str(volume.directory), "node_name": NODE, "state_dir": str(tmp_path / "state")}, {}
-    )
+    settings = resolve(without_api(volume, tmp_path), {})
     source = ConfigSource(settings)
     known = LastChoice(settings)
 
@@ -235,15 +221,17 @@ async def said(caplog, text):
 
 async def test_a_late_directory_delays_the_start(api, tmp_path, caplog):
     volume = ConfigMapVolume(tmp_path / "configs")
+    volume.directory.rmdir()
     api.label("h100")
     async with by_label(api, volume, tmp_path, fallback_strategies="named,empty") as made:
         await said(
-            caplog, "no configuration files are available; nothing is served until there is a valid configuration"
+            caplog, "cannot be read: No such file or directory; nothing is served until there is a valid configuration"
         )
         assert not made.source._is_selected.is_set()
+        volume.directory.mkdir()
+        await until(lambda: "no configuration files are available" in made.source.complaint)
         volume.write(default="d")  # which is not what the label asks for
-        await said(caplog, "no configuration files are available")
-        await anyio.sleep(0.3)
+        await until(lambda: "there are default" in made.source.complaint)
         assert made.heard.calls == 0
         assert str(made.source.wanted()) == str(volume.directory / "h100")
         volume.write(default="d", h100="h")
@@ -294,23 +282,25 @@ async def test_after_a_restart_the_last_choice_is_used_until_the_label_is_known(
         assert made.source.complaint.startswith("specified config b200 (by the node's label) does not exist")
 
 
-@pytest.mark.parametrize("other", [{"node_name": "node-b"}, {"node_label": "example.com/config"}, {"state_dir": None}])
-async def test_a_choice_of_another_node_or_label_is_not_used(api, volume, tmp_path, other, caplog):
-    api.label("h100")
-    async with by_label(api, volume, tmp_path) as made:
-        await made.becomes("h100")
-    kubeconfig = api.kubeconfig(tmp_path)
-    await api.stop()
-    other = {name: value or str(tmp_path / "elsewhere") for name, value in other.items()}
-    async with by_label(api, volume, tmp_path, kubeconfig=kubeconfig, **other) as made:
-        await said(caplog, "nothing is served until there is a valid configuration")
-        assert not made.source._is_selected.is_set()
+def choice(state, **other):
+    asked = {"config_file_srcdir": "/configs", "node_name": "node-é", "node_label": "example.com/config", **other}
+    return LastChoice(resolve({"state_dir": str(state), **asked}, {}))
+
+
+@pytest.mark.parametrize(
+    "other", [{"node_name": "n2"}, {"node_label": "example.com/c"}, {"config_file_srcdir": "/etc"}]
+)
+def test_a_stored_choice_is_of_one_node_one_label_and_one_directory(tmp_path, other):
+    assert choice(tmp_path).read() is None
+    for file in ("a100", ""):  # no file is a choice, too
+        choice(tmp_path).write(file)
+        assert choice(tmp_path, **other).read() is None
+        assert choice(tmp_path).read() == file
 
 
 async def test_a_choice_that_cannot_be_stored_deletes_the_former_choice(volume, tmp_path, monkeypatch):
     state = tmp_path / "state"
-    asked = {"config_file_srcdir": str(volume.directory), "node_name": NODE, "state_dir": str(state)}
-    settings = resolve(asked, {})
+    settings = resolve(without_api(volume, tmp_path), {})
     source = ConfigSource(settings)
     assert source.keep(volume.directory / "h100")
     real = tempfile.mkstemp
@@ -387,9 +377,7 @@ async def test_the_reason_of_an_unknown_label_is_available_until_it_is_known(api
     monkeypatch.setattr(node_metadata, "FIRST_PAUSE", 0.01)
     kubeconfig = api.kubeconfig(tmp_path)
     await api.stop()
-    asked = {"config_file_srcdir": str(volume.directory), "node_name": NODE, "kubeconfig": kubeconfig}
-    asked["state_dir"] = str(tmp_path / "state")
-    source = ConfigSource(resolve(asked, {}))
+    source = ConfigSource(resolve({**without_api(volume, tmp_path), "kubeconfig": kubeconfig}, {}))
     waiting = f"waiting for the label {LABEL} of node {NODE}: "
     assert source.unknown == f"{waiting}the Kubernetes API has not answered yet"
     async with running(source):

@@ -13,8 +13,10 @@ import anyio.to_thread
 import pytest
 from asyncinotify import Inotify
 
-from gpu_plugin.daemon import watched_file
-from gpu_plugin.daemon.watched_file import ABSENT, MAX_BYTES, FileWatcher, fingerprint, watch_file
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon import config_source, watched_file
+from gpu_plugin.daemon.config_source import ConfigSource
+from gpu_plugin.daemon.watched_file import ABSENT, MAX_BYTES, FileWatcher, fingerprint
 from gpu_plugin.runtime import inotify
 from tests.unit.daemon.config_map import ConfigMapVolume, Listener
 from tests.unit.waiting import until
@@ -41,19 +43,21 @@ def exhausted(*_):
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
+def source_of(path, listener):
+    source = ConfigSource(resolve({"config_file": str(path)}, {}))
+    source.changed = listener
+    return source
+
+
 @asynccontextmanager
 async def watching(path):
     """Watch a file, and give the listener after its first call, for the present content."""
     listener = Listener()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, listener)
+        tasks.start_soon(source_of(path, listener).run)
         await listener.called(1)
         yield listener
         tasks.cancel_scope.cancel()
-
-
-def rewrite(path):
-    path.write_text("version: v2")
 
 
 def rename_over(path):
@@ -62,59 +66,37 @@ def rename_over(path):
     new.replace(path)
 
 
-def append(path):
-    with path.open("a") as file:
-        file.write("# more")
-
-
 def rewrite_at_the_same_size_and_time(path):
     there = path.stat()
     path.write_text("version: v9")
     os.utime(path, ns=(there.st_atime_ns, there.st_mtime_ns))
 
 
-def remove(path):
-    path.unlink()
-
-
-def remove_with_its_directory(path):
-    shutil.rmtree(path.parent)
-
-
-def move_the_directory_away(path):
-    path.parent.rename(path.parent.with_name("elsewhere"))
-
-
-def make_a_directory_of_it(path):
+def become_a_directory(path):
     path.unlink()
     path.mkdir()
 
 
-def make_a_dangling_link_of_it(path):
-    path.unlink()
-    path.symlink_to("nowhere")
+CHANGES = {
+    "written again": lambda path: path.write_text("version: v2"),
+    "renamed over": rename_over,
+    "written again at the same size and time": rewrite_at_the_same_size_and_time,
+    "removed": Path.unlink,
+    "removed with its directory": lambda path: shutil.rmtree(path.parent),
+    "moved away with its directory": lambda path: path.parent.rename(path.parent.with_name("elsewhere")),
+    "made a directory": become_a_directory,
+    "made a dangling link": lambda path: link_over(path, "nowhere"),
+    "made a link to itself": lambda path: link_over(path, path.name),
+}
 
 
-def make_a_link_to_itself_of_it(path):
-    path.unlink()
-    path.symlink_to(path.name)
+def link_over(path, target):
+    link = path.with_name("link")
+    link.symlink_to(target)
+    link.replace(path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        rewrite,
-        rename_over,
-        append,
-        rewrite_at_the_same_size_and_time,
-        remove,
-        remove_with_its_directory,
-        move_the_directory_away,
-        make_a_directory_of_it,
-        make_a_dangling_link_of_it,
-        make_a_link_to_itself_of_it,
-    ],
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 async def test_a_change_is_reported_and_so_is_the_way_back(tmp_path, net, change):
     path = tmp_path / "etc" / "config.yaml"
     path.parent.mkdir()
@@ -232,7 +214,7 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch
         path.write_text("the last")
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, listener)
+        tasks.start_soon(source_of(path, listener).run)
         await listener.called(1)
         began = time.monotonic()
         await anyio.to_thread.run_sync(storm)
@@ -260,43 +242,38 @@ async def test_inotify_that_runs_out_is_said_once_and_used_once_there_is_more(tm
     assert "max_user_instances" in caplog.text
 
 
-async def test_watches_that_run_out_leave_the_looks(tmp_path, monkeypatch, caplog):
-    class Small(Inotify):
-        def add_watch(self, path, mask):
-            if len(self.watches) >= 2:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            return super().add_watch(path, mask)
+class Small(Inotify):
+    """Watches two directories at most."""
 
-    monkeypatch.setattr(watched_file, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr(inotify, "Inotify", Small)
-    path = tmp_path / "a" / "b" / "config.yaml"
-    path.parent.mkdir(parents=True)
-    async with watching(path) as listener:
-        path.write_text("version: v1")
-        await listener.called(2)
-    assert len(warnings_of_inotify(caplog)) == 1
+    def add_watch(self, path, mask):
+        if len(self.watches) >= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return super().add_watch(path, mask)
 
 
-async def test_a_directory_that_may_not_be_watched_is_said_once_where_the_file_lies_in_it(
-    tmp_path, monkeypatch, caplog
+class Refusing(Inotify):
+    """Lacks the rights to watch the last two directories."""
+
+    def add_watch(self, path, mask):
+        if Path(path).name.startswith("test_") or Path(path).name == "a":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return super().add_watch(path, mask)
+
+
+@pytest.mark.parametrize(("kind", "why"), [(Small, "No space left on device"), (Refusing, "/a: Permission denied")])
+async def test_a_directory_that_cannot_be_watched_is_said_once_and_read_at_intervals(
+    tmp_path, monkeypatch, caplog, kind, why
 ):
-    class Refusing(Inotify):
-        def add_watch(self, path, mask):
-            if str(path) in {str(tmp_path), str(tmp_path / "a")}:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return super().add_watch(path, mask)
-
     monkeypatch.setattr(watched_file, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr(inotify, "Inotify", Refusing)
+    monkeypatch.setattr(inotify, "Inotify", kind)
     path = tmp_path / "a" / "config.yaml"
     path.parent.mkdir()
     async with watching(path) as listener:
-        path.write_text("version: v1")
-        await listener.called(2)
-        path.write_text("version: v2")
-        await listener.called(3)
+        for calls in (2, 3):
+            path.write_text(f"version: v{calls}")
+            await listener.called(calls)
     assert len(warnings_of_inotify(caplog)) == 1
-    assert f"{path.parent}: Permission denied" in caplog.text
+    assert why in caplog.text
 
 
 async def test_what_happens_before_a_place_is_watched_is_seen(tmp_path, monkeypatch):
@@ -360,10 +337,10 @@ async def test_a_file_system_that_hangs_is_said_once_and_holds_up_nothing(tmp_pa
 
     path = tmp_path / "config.yaml"
     path.write_text("version: v1")
-    monkeypatch.setattr(watched_file, "fingerprint", hang)
+    monkeypatch.setattr(config_source, "fingerprint", hang)
     listener = Listener()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_file, path, listener)
+        tasks.start_soon(source_of(path, listener).run)
         await until(lambda: "does not answer" in caplog.text)
         await anyio.sleep(0.2)
         dead.set()

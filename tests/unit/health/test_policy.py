@@ -1,8 +1,8 @@
 import pytest
 
 from gpu_plugin.config.choices import HEALTH_SIGNALS
-from gpu_plugin.config.health_section import SIGNAL_VERDICTS
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.schema_v1 import SIGNAL_VERDICTS
 from gpu_plugin.health import signals
 from gpu_plugin.health.latch import NOTHING, Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.policy import VERDICTS, HealthPolicy, XidPolicy, policy

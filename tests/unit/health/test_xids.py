@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.config.health_section import XID_CLASSES, XID_VERDICTS
+from gpu_plugin.config.schema_v1 import XID_CLASSES, XID_VERDICTS
 from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.policy import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
 from gpu_plugin.health.signals import SIGNALS
@@ -83,7 +83,7 @@ def test_the_table_agrees_with_the_config_and_the_signals():
     for xid in XID_TABLE:
         assert policy().judge(xid).name
     for row in ROWS:
-        assert not (row.escalate and row.brings), row.name  # a latch supports one of both rules
+        assert not (row.escalate and row.brings), row.name  # a latch supports only a single rule
         assert not (row.repeats and row.verdict == "fatal"), row.name  # `repeats` is for errors of applications
         assert row.escalate is None or 2 <= row.escalate.count <= 64, row.name
         assert row.brings is None or row.brings.xids, row.name
