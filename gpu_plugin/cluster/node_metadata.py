@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import ask, send
-from gpu_plugin.cluster.connection import UnreachableError, connect, keep_alive, require_client
+from gpu_plugin.cluster.connection import Connection, UnreachableError, connect, keep_alive, require_client
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.printable import excerpt
 
@@ -25,23 +24,27 @@ log = logging.getLogger(__name__)
 
 NODES: Final = "api/v1/nodes"
 
+# The shortest seconds of a watch request; the longest are twice as many, as in client-go. The API server ends the answer then.
+# The limit exists because credentials are replaced; the random length keeps the nodes' requests from ending together.
 WATCH_SECONDS = 300
-"""The shortest length of a watch request; the longest is twice that, as in client-go. The API server ends the answer then. The
-limit exists because credentials are replaced; the random length keeps the nodes' requests from ending together."""
+GRACE = 15.0  # seconds after which the request is cancelled if the API server has not ended its answer in time
 
 LONGEST_EVENT = 4 * 1024 * 1024  # bytes; etcd stores no object above 1.5 MiB
-
-GRACE = 15.0
-"""Seconds after which the request is cancelled if the API server has not ended its answer in time."""
 
 # Seconds before the next attempt: at first, and at most. A watch that has worked for STABLE seconds resets the pause.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 STABLE = 30.0
 
+# The resource version of a watch that begins with the Node from the API server's cache, sent as an ADDED event. Without a
+# version, the API server would have to send the newest Node, which it cannot with an etcd before 3.4.25 (RequestWatchProgress).
 ANY: Final = "0"
-"""The resource version of a watch that begins with the Node from the API server's cache, sent as an ADDED event. Without a
-version, the API server would have to send the newest Node, which it cannot with an etcd before 3.4.25 (RequestWatchProgress)."""
+
+# Called with the first value and with each changed value; None if the Node does not have this label or annotation.
+OnValue = Callable[[str | None], None]
+
+# Called with the reason each time that a request fails, and with an empty text once changes arrive again.
+OnTrouble = Callable[[str], object]
 
 
 class _Metadata(msgspec.Struct):
@@ -52,13 +55,6 @@ class _Metadata(msgspec.Struct):
 
 class _Node(msgspec.Struct):
     metadata: _Metadata
-
-
-OnValue = Callable[[str | None], None]
-"""Called with the first value and with each changed value; None if the Node does not have this label or annotation."""
-
-OnTrouble = Callable[[str], object]
-"""Called with the reason each time that a request fails, and with an empty text once changes arrive again."""
 
 
 class _Follower(msgspec.Struct, eq=False):
@@ -108,6 +104,7 @@ class NodeMetadata:
         Raises:
             ConfigError: lightkube is not installed.
         """
+        require_client()
         await self._follow(_Follower("labels", name, on_value, on_trouble))
 
     async def follow_annotation(self, name: str, on_value: OnValue) -> None:
@@ -117,7 +114,6 @@ class NodeMetadata:
 
     async def _follow(self, follower: _Follower) -> None:
         """Follow a value. The first follower runs the watch for all followers; when it is cancelled, the next follower does."""
-        require_client()
         self._followers.append(follower)
         try:
             if self._known is not None and not self._missing:
@@ -150,14 +146,14 @@ class NodeMetadata:
     async def _follow_once(self) -> None:
         """Watch the Node until the server ends its answer. Read the Node first if the watch cannot continue the last watch."""
         seconds = round(WATCH_SECONDS * (1 + random.random()))  # noqa: S311 - as above
-        async with connect(self._kubeconfig) as client:
+        async with connect(self._kubeconfig) as server:
             if not self._version:
-                await self._read(client)
-            await self._watch(client, seconds)
+                await self._read(server)
+            await self._watch(server, seconds)
 
-    async def _read(self, client: "httpx2.AsyncClient") -> None:
+    async def _read(self, server: Connection) -> None:
         try:
-            metadata = (await ask(client, "GET", f"{NODES}/{self._node_name}", _Node)).metadata
+            metadata = (await server.ask("GET", f"{NODES}/{self._node_name}", _Node)).metadata
         except UnreachableError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise
@@ -173,7 +169,7 @@ class NodeMetadata:
             self._publish(metadata)
             self._version = metadata.resourceVersion
 
-    async def _watch(self, client: "httpx2.AsyncClient", seconds: int) -> None:
+    async def _watch(self, server: Connection, seconds: int) -> None:
         from lightkube.core.generic_client import BasicRequest, WatchDriver  # noqa: PLC0415 - as in connect
 
         query = {
@@ -185,9 +181,9 @@ class NodeMetadata:
         }
         # lightkube's loop around the driver is not used: it sends the next request at once and with the first credentials.
         kind: Any = _Node  # any struct serves, and the driver's methods have no types
-        driver: Any = WatchDriver(BasicRequest("GET", NODES, kind, query), client.build_request)
+        driver: Any = WatchDriver(BasicRequest("GET", NODES, kind, query), server.client.build_request)
         try:
-            response = await send(client, driver.get_request(timeout=seconds + GRACE), stream=True)
+            response = await server.send(driver.get_request(timeout=seconds + GRACE), stream=True)
         except UnreachableError as error:
             if error.code != HTTPStatus.GONE:
                 raise

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from gpu_plugin.cluster import answers, connection, node_metadata
+from gpu_plugin.cluster import connection, node_metadata
 from gpu_plugin.cluster.connection import UnreachableError, connect
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
@@ -271,7 +271,7 @@ async def test_a_long_watch_resets_the_pause_before_the_next_watch(api, kubeconf
 
 
 async def test_a_silent_server_times_out(api, kubeconfig, monkeypatch, caplog):
-    monkeypatch.setattr(answers, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(connection, "ANSWER_TIMEOUT", 0.05)
     api.silent = True
     async with following(kubeconfig) as told:
         await api.until(lambda: len(api.requests) >= 2)
