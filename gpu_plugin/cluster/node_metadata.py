@@ -1,4 +1,4 @@
-"""Follows labels and annotations of our own Node through the Kubernetes API, with one watch for all followers.
+"""The labels and annotations of our own Node in the Kubernetes API, with one watch for all readers.
 
 The watch requests only the metadata of this Node, and never writes. A request lasts for minutes, and the next request continues
 where the former request ended. Bookmarks make this possible also if the Node has not changed for long.
@@ -6,16 +6,17 @@ where the former request ended. Bookmarks make this possible also if the Node ha
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.connection import Connection, UnreachableError, connect, keep_alive, require_client
+from gpu_plugin.cluster.connection import Connection, UnreachableError, connect, keep_alive
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.printable import excerpt
+from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
     import httpx2
@@ -40,92 +41,56 @@ STABLE = 30.0
 # version, the API server would have to send the newest Node, which it cannot with an etcd before 3.4.25 (RequestWatchProgress).
 ANY: Final = "0"
 
-# Called with the first value and with each changed value; None if the Node does not have this label or annotation.
-OnValue = Callable[[str | None], None]
-
-# Called with the reason each time that a request fails, and with an empty text once changes arrive again.
-OnTrouble = Callable[[str], object]
-
 
 class _Metadata(msgspec.Struct):
     resourceVersion: str = ""  # noqa: N815 - lightkube reads it
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
 
 
 class _Node(msgspec.Struct):
     metadata: _Metadata
 
 
-class _Follower(msgspec.Struct, eq=False):
-    """A follower of one label or annotation. `last` has the last value, and is empty before the first value."""
-
-    kind: Literal["labels", "annotations"]
-    name: str
-    on_value: OnValue
-    on_trouble: OnTrouble | None
-    last: tuple[str | None, ...] = ()
-
-    def update(self, metadata: _Metadata) -> None:
-        values = metadata.labels if self.kind == "labels" else metadata.annotations
-        value = (values or {}).get(self.name)
-        if (value,) != self.last:
-            self.last = (value,)
-            self.on_value(value)
-
-    def report(self, trouble: str) -> None:
-        if self.on_trouble is not None:
-            self.on_trouble(trouble)
-
-
 class NodeMetadata:
-    """The labels and annotations of one Node. No request is sent while there is no follower."""
+    """The labels and annotations of one Node, which are followed while a task is in `run`.
+
+    Attributes:
+        labels: the Node's labels; None if they are not known yet. If the Node is removed, they stay until the Node exists again.
+        annotations: the Node's annotations, known together with its labels.
+        trouble: why changes do not arrive; empty if they arrive, None before the first answer or failure.
+        changed: rings after each change of these values.
+    """
 
     def __init__(self, node_name: str, kubeconfig: str = "") -> None:
         """`kubeconfig` is a path; empty to use the pod's own service account."""
+        self.labels: Mapping[str, str] | None = None
+        self.annotations: Mapping[str, str] = {}
+        self.trouble: str | None = None
+        self.changed = Pulse()
         self._node_name = node_name
         self._kubeconfig = kubeconfig
-        self._followers: list[_Follower] = []
+        self._tasks = 0
         self._one_watch = anyio.Lock()
-        self._known: _Metadata | None = None
-        self._trouble: str | None = None
         self._version = ""
         self._logged: set[str] = set()
         self._troubled = False
         self._missing = False
         self._following = False
 
-    async def follow_label(self, name: str, on_value: OnValue, on_trouble: OnTrouble | None = None) -> None:
-        """Follow a label. Never returns.
+    async def run(self) -> None:
+        """Keep the attributes up to date. Never returns. Each kind of trouble is logged once.
 
-        While the API cannot be reached or does not have this Node, `on_value` is not called, and the reason is logged once. If
-        the Node is removed, its labels count as unchanged until the Node exists again.
-
-        Raises:
-            ConfigError: lightkube is not installed.
+        Several tasks may call it: the first task runs the watch, and when it is cancelled, the next task does.
         """
-        require_client()
-        await self._follow(_Follower("labels", name, on_value, on_trouble))
-
-    async def follow_annotation(self, name: str, on_value: OnValue) -> None:
-        """Follow an annotation in the same way as `follow_label`."""
-        require_client("the annotation of the Node", "")
-        await self._follow(_Follower("annotations", name, on_value, None))
-
-    async def _follow(self, follower: _Follower) -> None:
-        """Follow a value. The first follower runs the watch for all followers; when it is cancelled, the next follower does."""
-        self._followers.append(follower)
+        self._tasks += 1
         try:
-            if self._known is not None and not self._missing:
-                follower.update(self._known)
-            if self._trouble is not None:
-                follower.report(self._trouble)
             async with self._one_watch:
                 await self._run()
         finally:
-            self._followers.remove(follower)
-            if not self._followers:
-                self._known, self._trouble, self._version = None, None, ""
+            self._tasks -= 1
+            if not self._tasks:
+                self.labels, self.trouble, self._version = None, None, ""
 
     async def _run(self) -> None:
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
@@ -232,17 +197,14 @@ class NodeMetadata:
             raise UnreachableError("answer", text) from None
 
     def _publish(self, metadata: _Metadata) -> None:
+        self.labels, self.annotations = metadata.labels, metadata.annotations
         if self._missing:
-            self._missing = False
-            self._publish_trouble("")
-        self._known = metadata
-        for follower in tuple(self._followers):
-            follower.update(metadata)
+            self._missing, self.trouble = False, ""
+        self.changed.ring()
 
     def _publish_trouble(self, text: str) -> None:
-        self._trouble = text
-        for follower in tuple(self._followers):
-            follower.report(text)
+        self.trouble = text
+        self.changed.ring()
 
     def _log_trouble(self, kind: str, text: str) -> None:
         """Log each kind of trouble once as a warning, until a watch has worked for STABLE seconds."""

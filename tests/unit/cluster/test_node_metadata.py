@@ -6,12 +6,13 @@ import socket
 import threading
 import time
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
 
 from gpu_plugin.cluster import connection, node_metadata
-from gpu_plugin.cluster.connection import UnreachableError, connect
+from gpu_plugin.cluster.connection import UnreachableError, connect, require_client
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.runtime.backoff import Backoff
@@ -20,14 +21,26 @@ from tests.unit.waiting import until
 
 
 class Told:
-    def __init__(self):
+    """The values of a label or an annotation that a reader has seen."""
+
+    def __init__(self, node, kind="labels", name=LABEL):
         self.values = []
+        self._node, self._kind, self._name = node, kind, name
         self._event = anyio.Event()
 
-    def __call__(self, value):
-        self.values.append(value)
-        event, self._event = self._event, anyio.Event()
-        event.set()
+    async def follow(self):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._node.run)
+            while True:
+                if self._node.labels is not None:
+                    self._note(getattr(self._node, self._kind).get(self._name))
+                await self._node.changed.wait()
+
+    def _note(self, value):
+        if self.values[-1:] != [value]:
+            self.values.append(value)
+            event, self._event = self._event, anyio.Event()
+            event.set()
 
     async def until(self, *values):
         with anyio.fail_after(10):
@@ -36,10 +49,10 @@ class Told:
 
 
 @asynccontextmanager
-async def following(kubeconfig, node=NODE):
-    told = Told()
+async def following(kubeconfig):
+    told = Told(NodeMetadata(NODE, kubeconfig))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(NodeMetadata(node, kubeconfig).follow_label, LABEL, told)
+        tasks.start_soon(told.follow)
         yield told
         tasks.cancel_scope.cancel()
 
@@ -72,9 +85,9 @@ async def test_the_value_and_each_change_are_passed_on(api, kubeconfig):
         await told.until("a100")
         await api.until(lambda: api.watchers)
         began = time.monotonic()
-        for value in ("h100", None, "b200"):
+        for number, value in enumerate(("h100", None, "b200")):
             api.label(value)
-        await told.until("a100", "h100", None, "b200")
+            await told.until("a100", *("h100", None, "b200")[: number + 1])
         assert time.monotonic() - began < 5  # milliseconds; without the watch it would be minutes
     assert api.verbs() == ["get", "watch"]
 
@@ -112,18 +125,19 @@ async def test_a_watch_that_timed_out_continues_at_its_version(api, kubeconfig):
 async def test_two_followers_of_a_node_share_one_watch(api, kubeconfig):
     api.label("a100")
     api.annotations = {"cordon": "1"}
-    node, label, annotation = NodeMetadata(NODE, kubeconfig), Told(), Told()
+    node = NodeMetadata(NODE, kubeconfig)
+    label, annotation = Told(node), Told(node, "annotations", "cordon")
     first = anyio.CancelScope()
 
     async def follow_at_first():
         with first:
-            await node.follow_label(LABEL, label)
+            await label.follow()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(follow_at_first)
         await label.until("a100")
         await api.until(lambda: api.watchers)
-        tasks.start_soon(node.follow_annotation, "cordon", annotation)
+        tasks.start_soon(annotation.follow)
         await annotation.until("1")
         api.annotations = {"cordon": "1,2"}
         api.tell("MODIFIED")
@@ -336,8 +350,9 @@ async def test_a_watch_compressed_without_request_is_followed(api, kubeconfig, c
     api.packs = True
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
-        for value in ("h100", "b200"):
-            api.label(value)
+        api.label("h100")
+        await told.until(None, "h100")
+        api.label("b200")
         await told.until(None, "h100", "b200")
         assert api.verbs() == ["get", "watch"]
         assert api.requests[1][2]["accept-encoding"] == "identity"
@@ -449,30 +464,26 @@ async def test_following_ends_at_once_and_closes_its_connections(api, kubeconfig
     await api.until(lambda: not api.connections)
 
 
-async def test_without_lightkube_the_extra_is_named(monkeypatch):
+def test_without_lightkube_the_extra_is_named(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lightkube" else real(name))
     with pytest.raises(ConfigError, match=r"install gpu-plugin\[kube\]"):
-        await NodeMetadata(NODE).follow_label(LABEL, lambda _: None)
+        require_client()
 
 
-async def test_each_trouble_is_passed_on_and_logged_once(api, kubeconfig, caplog):
+async def test_each_trouble_is_published_and_logged_once(api, kubeconfig, caplog):
     api.remove()
-    troubles: list[str] = []
+    node: Any = NodeMetadata(NODE, kubeconfig)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(NodeMetadata(NODE, kubeconfig).follow_label, LABEL, lambda _: None, troubles.append)
-        with anyio.fail_after(10):
-            while not troubles:
-                await anyio.sleep(0.005)
-            await api.stop()
-            while not any("cannot be reached" in trouble for trouble in troubles):
-                await anyio.sleep(0.005)
-            reached = len(troubles)
-            while len(troubles) < reached + 2:
-                await anyio.sleep(0.005)
+        tasks.start_soon(node.run)
+        await until(lambda: node.trouble)
+        assert f"the Kubernetes API has no node {NODE}" in node.trouble
+        await api.stop()
+        await until(lambda: "cannot be reached" in node.trouble)
+        await anyio.sleep(0.1)  # several attempts
         tasks.cancel_scope.cancel()
-    assert f"the Kubernetes API has no node {NODE}" in troubles[0]
-    assert sum("cannot be reached" in record.getMessage() for record in caplog.records) == 1
+    assert caplog.text.count("cannot be reached") == 1
+    assert (node.labels, node.trouble) == (None, None)
 
 
 @pytest.mark.parametrize("text", ["users:\n- token: hunter2\n  - x: hunter2: y\n", "a: 'hunter2\n", "a: hunter2\x00\n"])
