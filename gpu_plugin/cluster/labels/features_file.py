@@ -20,20 +20,16 @@ from gpu_plugin.runtime.regular_file import UnfitFileError, leftovers, open_file
 from gpu_plugin.state.directory import StateDirectory
 
 NAME = "gfd"
-MODE = 0o644
+MAX_BYTES = 64 * 1024  # to read; no valid file exceeds it, since NFD has the same limit
 
-MAX_BYTES = 64 * 1024
-"""The number of bytes to read, which no valid file exceeds: NFD has the same limit."""
+FEATURES_FILE: Final = "features.json"  # lists the files of labels that this plugin wrote, in the state directory
 
-FEATURES_FILE: Final = "features.json"
-"""The file in the state directory that lists the files of labels that this plugin wrote."""
-
+# The most digests of one path: the last content, and earlier contents that may still be there if a write failed, hung, or was
+# interrupted by a kill.
 _MOST_DIGESTS = 4
-"""The most digests of one path: the last content, and earlier contents that may still be there if a write failed, hung, or was
-interrupted by a kill."""
 
+# Labels that every file of this plugin has. GPU Feature Discovery never writes the label PRESENT.
 _ALWAYS = frozenset({PRESENT, TIMESTAMP} | {f"{DOMAIN}/{name}" for name in ("gpu.machine", "gpu.mode", "mig.capable")})
-"""Labels that every file of this plugin has. GPU Feature Discovery never writes the label PRESENT."""
 
 
 class AwayError(FileNotFoundError):
@@ -134,7 +130,7 @@ class FeaturesFile:
     def write(self, labels: Mapping[str, str]) -> None:
         """Replace the whole file, also if another program wrote it."""
         self.announce(labels)
-        replace_file(self.path, _content_of(labels), MODE)
+        replace_file(self.path, _content_of(labels), 0o644)
 
     def claim(self, labels: Mapping[str, str]) -> None:
         """Treat the file as ours if it equals the content that `write` would write: the state directory may be new."""

@@ -41,36 +41,25 @@ _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
-LABELS_FILE = "labels.json"
-"""The file in the state directory with the labels that were last sent to the API server."""
+LABELS_FILE = "labels.json"  # has the labels that were last sent to the API server, in the state directory
 
+# Seconds to wait after a change of the node or the settings. A start or a repartitioned GPU makes several changes.
 SETTLE = 1.0
-"""Seconds to wait after a change of the node or the settings. A start or a repartitioned GPU makes several changes."""
-
-CHECK = 60.0
-"""Seconds between two checks of the file: another program may have removed it, or recreated the directory."""
-
-RENEW = 3600.0
-"""Seconds after which the labels are sent to the API server again: they may have been removed, or the Node recreated."""
+CHECK = 60.0  # seconds between two checks of the file: another program may remove it, or recreate the directory
+RENEW = 3600.0  # seconds until the labels are sent to the API again: they may be removed, or the Node recreated
 
 # Seconds until the next request after a failed request: the first time, and at most.
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 600.0
 
-PATIENCE = 5.0
-"""The timeout of the disk that has the file of labels, in seconds."""
+PATIENCE = 5.0  # seconds to wait for the disk that has the file of labels
+MEMORY_PATIENCE = 5.0  # seconds to wait for the state directory; then `trouble` says that it does not answer
+LABELS_WAIT = 0.5  # seconds to wait for the record of new labels before the labels are written without it
 
-MEMORY_PATIENCE = 5.0
-"""The timeout of the state directory, in seconds. Then `trouble` says that it does not answer."""
+SYSFS = Path("/sys")  # has the machine's product name and the classes of the PCI devices
 
-LABELS_WAIT = 0.5
-"""Seconds to wait for the state directory to record new labels before the labels are written without the record."""
-
-SYSFS = Path("/sys")
-"""Has the machine's product name and the classes of the PCI devices."""
-
+# HTTP status codes that mean that we may not change another Node: a right is missing, or an admission policy refuses it.
 _REFUSED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
-"""HTTP status codes that mean that we may not change another Node: a right is missing, or an admission policy refuses it."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -107,15 +96,9 @@ class NodeLabels:
         clock: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Label the Node by `settings`.
+        """`api` opens the Kubernetes API of a Node name and a kubeconfig.
 
-        Args:
-            settings: returns the settings in force.
-            host: reads the host's files.
-            state: the state directory.
-            api: opens the Kubernetes API of a Node name and a kubeconfig.
-            clock: returns Unix time in seconds.
-            dice: returns a random number in [0, 1).
+        `clock` returns Unix time in seconds, and `dice` a random number in [0, 1).
         """
         self._trouble = LogOnChange(log, "labels: %s", over="labels: the Node has the wanted labels again")
         self._settings = settings
@@ -129,15 +112,13 @@ class NodeLabels:
         self._bell = Pulse()
         self._directories: set[str] = set()
         self._files = WrittenFiles(state)
-        self._has_directories = False
-        """Whether `_directories` includes the directories of earlier processes."""
+        self._has_directories = False  # whether `_directories` includes the directories of earlier processes
         self._applied: Applied | None = None
         self._kept_applied: Applied | None = None
         self._memory: SlowCall[bool] = SlowCall("labels-memory")
         self._renew_at = float("-inf")
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
-        self._failure: tuple[str, str] | None = None
-        """The Node of the last failed request, and the reason."""
+        self._failure: tuple[str, str] | None = None  # the Node of the last failed request, and the reason
         self._spread = True
 
     def follow(self, node: Node) -> None:
