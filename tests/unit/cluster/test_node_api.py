@@ -46,7 +46,7 @@ async def test_labels_are_ours_alone_and_each_concern_has_a_manager(server, api)
     await api.apply_labels({"nvidia.com/a": "3"})
     assert server.labels == {"kubernetes.io/hostname": NODE, "nvidia.com/a": "3"}
     assert server.condition() is not None
-    managers = {query["fieldManager"][0] for method, _, query, _ in server.requests if method == "PATCH"}
+    managers = {query["fieldManager"] for method, _, query, _ in server.requests if method == "PATCH"}
     assert managers == {"gpu-plugin-labels", "gpu-plugin-condition"}
     assert server.asked.count(f"GET /api/v1/nodes/{NODE}") == 1, "the uid is asked for once"
     await api.apply_condition(None)
@@ -168,7 +168,7 @@ async def test_a_session_is_one_connection(server, api):
     async with api.session():
         await api.apply_condition(None)
         await api.apply_condition(None)
-        assert len(server._writers) == 1
+        assert server.connections == 1
 
 
 async def test_an_answer_that_makes_no_sense_is_said(server, api):
@@ -220,5 +220,5 @@ async def test_two_tasks_that_ask_at_once_have_a_connection_each(server, api):
         for _ in range(2):
             tasks.start_soon(api.apply_condition, None)
         await until(lambda: len(server.requests) >= 2)
-        assert len(server._writers) == 2
+        assert server.connections == 2
         tasks.cancel_scope.cancel()

@@ -4,8 +4,6 @@ import copy
 import json
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,17 +12,10 @@ import yaml
 from gpu_plugin.cli import main
 from gpu_plugin.cli.uninstall import nodes
 from gpu_plugin.cli.uninstall.nodes import CLEANUP, cleanup_daemonset
+from tests.unit.cluster.http_server import HttpServer
 
 
-class QuietServer(ThreadingHTTPServer):
-    """Says nothing of a client that hung up, as an API server says nothing of it on its client's terminal."""
-
-    def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-
-class Api:
+class Api(HttpServer):
     """An API server for two DaemonSets: the plugin, and the cleanup.
 
     `statuses` are those that the second shows one after the other, the last one for good; `lingers` says how often the first is
@@ -32,6 +23,7 @@ class Api:
     """
 
     def __init__(self, found, *statuses):
+        super().__init__()
         self.namespace = "gpus"
         self.objects = {} if found is None else {"plugin": copy.deepcopy(found)}
         self.statuses = list(statuses)
@@ -41,7 +33,10 @@ class Api:
         self.failures = 0
         self.forbidden = False
 
-    def answer(self, method, path, body):
+    def respond(self, writer, method, path, query, headers, body):
+        self.send(writer, *self._answer(method, path, body))
+
+    def _answer(self, method, path, body):
         name = path.removeprefix(f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets").strip("/")
         self.requests.append((method, name))
         if method == "POST":
@@ -74,46 +69,6 @@ class Api:
             self.objects[name]["status"] = self.statuses[0]
             del self.statuses[: len(self.statuses) > 1]
         return 200, self.objects[name]
-
-    def __enter__(self):
-        api = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def handle_method(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                code, content = api.answer(self.command, self.path, body)
-                told = json.dumps(content).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(told)))
-                self.end_headers()
-                self.wfile.write(told)
-
-            do_GET = do_POST = do_DELETE = handle_method  # noqa: N815 - as BaseHTTPRequestHandler names them
-
-            def log_message(self, *_):
-                """Tests need no access log."""
-
-        self._server = QuietServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    def kubeconfig(self, directory):
-        path = directory / "kubeconfig"
-        server = {"server": f"http://127.0.0.1:{self._server.server_port}", "insecure-skip-tls-verify": True}
-        content = {
-            "current-context": "here",
-            "clusters": [{"name": "here", "cluster": server}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-            "users": [{"name": "me", "user": {"token": "t"}}],
-        }
-        path.write_text(json.dumps(content))
-        return str(path)
 
 
 def status(ready, wanted):
