@@ -20,6 +20,7 @@ import anyio
 import msgspec
 
 from gpu_plugin.cluster.connection import WHOLE, Connection, UnreachableError, connect
+from gpu_plugin.runtime.backoff import NO_SOONER, Backoff
 
 log = logging.getLogger(__name__)
 
@@ -221,10 +222,9 @@ class NodeApi:
         self, method: str, path: str, content: object = None, headers: Mapping[str, str] | None = None
     ) -> NodeState:
         """Send a request up to ATTEMPTS times and return the object. Only a Node has more than metadata."""
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
         async with self.session() as connection:
-            attempt = 0
             while True:
-                attempt += 1
                 self.requests += 1
                 try:
                     return await connection.ask(method, path, NodeState, content, headers)
@@ -232,11 +232,14 @@ class NodeApi:
                     self.failures += 1
                     # After a conflict, the caller of a merge must read the object again.
                     final = not _is_transient(error) or (error.code == HTTPStatus.CONFLICT and headers is _MERGE)
-                    if final or attempt == ATTEMPTS:
+                    if final or backoff.failures + 1 == ATTEMPTS:
                         raise
                     log.debug("%s %s: %s; sending the request again", method, path, error)
-                    pause = min(error.pause or FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE)
-                await anyio.sleep(pause * (1 + self._dice() / 2))
+                    now, dice = anyio.current_time(), self._dice()
+                    pause = backoff.failed(now, dice)
+                    if error.pause is not None:
+                        pause = Backoff(error.pause, LONGEST_PAUSE, NO_SOONER).failed(now, dice)
+                await anyio.sleep(pause)
 
 
 def _is_transient(error: UnreachableError) -> bool:

@@ -236,9 +236,14 @@ def _attributes(mig: MigDevice) -> dict[str, object]:
         "slices.ci": mig.compute_slices,
     }
     if mig.engines is not None:
-        values["multiprocessors"] = mig.engines.multiprocessors
-        for engine in ("copy", "decoder", "encoder", "jpeg", "ofa"):
-            values[f"engines.{engine}"] = getattr(mig.engines, engine)
+        values |= {
+            "multiprocessors": mig.engines.multiprocessors,
+            "engines.copy": mig.engines.copy,
+            "engines.decoder": mig.engines.decoder,
+            "engines.encoder": mig.engines.encoder,
+            "engines.jpeg": mig.engines.jpeg,
+            "engines.ofa": mig.engines.ofa,
+        }
     return {name: value for name, value in values.items() if value is not None}
 
 

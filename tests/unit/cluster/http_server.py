@@ -1,4 +1,4 @@
-"""The HTTP of the stand-ins for an API server."""
+"""HTTP for simulated API servers."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ _INSECURE = {"insecure-skip-tls-verify": True}  # no TLS, as reading every certi
 
 
 class HttpServer:
-    """Serves on 127.0.0.1. An asynchronous context manager, or a plain one that serves on a thread of its own."""
+    """Serves on 127.0.0.1. As an asynchronous context manager it uses the present event loop, as a plain manager a new thread."""
 
     def __init__(self) -> None:
         self.port = 0

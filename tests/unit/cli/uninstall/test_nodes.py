@@ -18,8 +18,8 @@ from tests.unit.cluster.http_server import HttpServer
 class Api(HttpServer):
     """An API server for two DaemonSets: the plugin, and the cleanup.
 
-    `statuses` are those that the second shows one after the other, the last one for good; `lingers` says how often the first is
-    still there after it was deleted, and `failures` how often a question for the second fails.
+    `statuses` has the statuses of the cleanup for its next readings, and the last status stays. `lingers` is the number of
+    readings after which the deleted plugin is gone, and `failures` the number of readings of the cleanup that fail.
     """
 
     def __init__(self, found, *statuses):
