@@ -11,6 +11,7 @@ remove or keep them, too.
 import logging
 import random
 import shlex
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,7 +24,7 @@ import anyio
 import msgspec
 
 from gpu_plugin.cluster.connection import UnreachableError, require_client
-from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
+from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings, SettingsStore
 from gpu_plugin.containers.host_view import HostView
@@ -111,8 +112,10 @@ class NodeLabels:
         self._news = True
         self._bell = Pulse()
         self._directories: set[str] = set()
-        self._files = WrittenFiles(state)
         self._has_directories = False  # whether `_directories` includes the directories of earlier processes
+        self._files = WrittenFiles()  # of this process, and of earlier processes once they are read
+        self._kept_files: WrittenFiles | None = None
+        self._files_lock = threading.Lock()
         self._applied: Applied | None = None
         self._kept_applied: Applied | None = None
         self._memory: SlowCall[bool] = SlowCall("labels-memory")
@@ -146,7 +149,7 @@ class NodeLabels:
 
     def _read_again(self) -> None:
         """Read the state directory again at the next step: another daemon may have labelled the Node since the last `run`."""
-        self._files.read_again()
+        self._kept_files = None
         self._has_directories = False
         self._renew_at = float("-inf")
         if self._applied == self._kept_applied:
@@ -206,13 +209,24 @@ class NodeLabels:
         if self._kept_applied is None:
             self._kept_applied = self._state.read(LABELS_FILE, Applied) or Applied()
             self._applied = self._kept_applied
-        applied = self._applied or Applied()
+        if self._kept_files is None:
+            kept = self._state.read(FEATURES_FILE, WrittenFiles) or WrittenFiles()
+            with self._files_lock:
+                self._files = self._files.merged(kept)
+                self._kept_files = kept
+        applied, files = self._applied or Applied(), self._files
         if applied != self._kept_applied and self._state.write(LABELS_FILE, applied):
             self._kept_applied = applied
-        return self._files.keep() and applied == self._kept_applied
+        if files != self._kept_files and self._state.write(FEATURES_FILE, files):
+            self._kept_files = files
+        return applied == self._kept_applied and files == self._kept_files
+
+    def _update_files(self, path: Path, digests: tuple[str, ...] | None) -> None:
+        with self._files_lock:
+            self._files = self._files.updated(path, digests)
 
     async def _remove_files(self, settings: Settings) -> float | None:
-        if not self._files.loaded:
+        if self._kept_files is None:
             return None
         wanted = settings.features_dir if settings.node_labels == "file" else None
         if not self._has_directories:
@@ -221,7 +235,8 @@ class NodeLabels:
         for directory in self._directories - {wanted}:
             file, removed = FeaturesFile(Path(directory), self._files), False
             try:
-                removed = await self._on_disk(file.path.parent, file.remove)
+                removed, digests = await self._on_disk(file.path.parent, file.remove)
+                self._update_files(file.path, digests)
             except AwayError as error:
                 log.warning(
                     "labels: %s: the file of labels cannot be removed: %s: mount the directory and start the plugin again, or "
@@ -230,7 +245,7 @@ class NodeLabels:
                     error.strerror,
                 )
             except _DiskError:
-                if self._files.remembers(file.path):  # else there is no file of ours to remove
+                if directory in self._files.directories():  # else there is no file of ours to remove
                     raise
             self._directories.discard(directory)
             if removed:
@@ -271,16 +286,23 @@ class NodeLabels:
         labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
         self._directories.add(settings.features_dir)
         file = FeaturesFile(Path(settings.features_dir), self._files)
-        wanted = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
-        if wanted is not None:
+        wanted, is_new, digests = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
+        if digests is not None:
+            self._update_files(file.path, digests)
+        if is_new:
             with suppress(_DiskError):  # do not delay the labels; `_save_state` tries again and reports the error
                 await self._sync_state(LABELS_WAIT)
             await self._on_disk(file.path.parent, partial(file.write, wanted))
             log.info("%s/gfd: %d labels written", settings.features_dir, len(wanted))
         return CHECK
 
-    def _changed(self, file: FeaturesFile, labels: Mapping[str, str]) -> Mapping[str, str] | None:
-        """Return the labels to write; None if the file has them already, also if another program wrote it. Blocks."""
+    def _changed(
+        self, file: FeaturesFile, labels: Mapping[str, str]
+    ) -> tuple[Mapping[str, str], bool, tuple[str, ...] | None]:
+        """Return the labels with their timestamp, whether to write them, and the file's digests; None if unchanged. Blocks.
+
+        A file that has the labels already is not written, also if another program wrote it.
+        """
         from gpu_plugin.cluster.labels.values import stamped  # noqa: PLC0415 - only labels need it
 
         if not file.path.parent.is_dir():
@@ -288,12 +310,8 @@ class NodeLabels:
                 None, "no such directory: mount the directory from which Node Feature Discovery reads files of features"
             )
         there = file.read()
-        wanted = stamped(labels, there, self._clock())
-        if same(there, labels):
-            file.claim(wanted)
-            return None
-        file.announce(wanted)
-        return wanted
+        wanted, is_new = stamped(labels, there, self._clock()), not same(there, labels)
+        return wanted, is_new, file.digests(wanted) if is_new or file.equals(wanted) else None
 
     async def _apply_if_due(self, settings: Settings) -> float | None:
         """Send the labels to the API server, if the settings say so, and they have changed or RENEW seconds are over."""

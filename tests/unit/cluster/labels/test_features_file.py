@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from gpu_plugin.cluster.labels import features_file
-from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
+from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.config.names import PRESENT, TIMESTAMP
 from gpu_plugin.state.directory import StateDirectory
 from tests.unit.cluster.labels.recorded import names
@@ -30,22 +30,37 @@ OURS = LABELS | {f"nvidia.com/{name}": "x" for name in ("gpu.machine", "gpu.mode
 """The labels that every file of this plugin has."""
 
 
-class Begun(FeaturesFile):
-    """The file in a new process that stores each change at once."""
+class Begun:
+    """The file in a new process, which stores each change at once if the state directory can be written."""
 
     def __init__(self, directory, state):
-        self.memory = WrittenFiles(StateDirectory(state))
-        self.memory.load()
-        super().__init__(directory, self.memory)
+        self._state = StateDirectory(state)
+        self._directory = directory
+        self.memory = self._state.read(FEATURES_FILE, WrittenFiles) or WrittenFiles()
 
-    def announce(self, labels):
-        super().announce(labels)
-        self.memory.keep()
+    @property
+    def file(self):
+        return FeaturesFile(self._directory, self.memory)
+
+    def read(self):
+        return self.file.read()
+
+    def write(self, labels):
+        self._keep(self.file.digests(labels))
+        self.file.write(labels)
+
+    def claim(self, labels):
+        if self.file.equals(labels):
+            self._keep(self.file.digests(labels))
 
     def remove(self):
-        removed = super().remove()
-        self.memory.keep()
+        removed, digests = self.file.remove()
+        self._keep(digests)
         return removed
+
+    def _keep(self, digests):
+        self.memory = self.memory.updated(self.file.path, digests)
+        self._state.write(FEATURES_FILE, self.memory)
 
 
 def begun(directory, state):
