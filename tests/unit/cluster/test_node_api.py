@@ -48,14 +48,10 @@ async def test_labels_are_ours_alone_and_each_concern_has_a_manager(server, api)
     assert server.condition() is not None
     managers = {query["fieldManager"] for method, _, query, _ in server.requests if method == "PATCH"}
     assert managers == {"gpu-plugin-labels", "gpu-plugin-condition"}
+    assert "as=PartialObjectMetadata;" in server.requests[-1][3]["accept"], "a whole Node would be long"
     assert server.asked.count(f"GET /api/v1/nodes/{NODE}") == 1, "the uid is asked for once"
     await api.apply_condition(None)
     assert [each["type"] for each in server.conditions] == ["Ready"]
-
-
-async def test_answers_to_changes_are_metadata_alone(server, api):
-    await api.apply_condition(Condition("GPUHealthy", "True"))
-    assert "as=PartialObjectMetadata;" in server.requests[-1][3]["accept"]
 
 
 async def test_labels_go_to_a_node_that_was_recreated(server, api, pauses):
