@@ -32,9 +32,8 @@ log = logging.getLogger(__name__)
 SOON = 0.1
 LOOK = 15.0
 
-RECHECK = (
-    3600.0  # seconds until the Node's taints are read again while our taint is wanted: another program may remove it
-)
+# Seconds until the Node's taints are read again while our taint is wanted: another program may have removed it.
+RECHECK = 3600.0
 
 # Seconds until the next attempt after a failure: at first, and at most. It writes the state that is wanted then.
 FIRST_PAUSE = 5.0

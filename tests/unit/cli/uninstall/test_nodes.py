@@ -80,16 +80,8 @@ def uninstall(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(nodes, "POLL_INTERVAL", 0.01)
 
     def run(api, *more):
-        arguments = [
-            "uninstall",
-            "--namespace",
-            "gpus",
-            "--daemonset",
-            "plugin",
-            "--kubeconfig",
-            api.kubeconfig(tmp_path),
-        ]
-        code = main([*arguments, *more])
+        asked = ["--namespace", "gpus", "--daemonset", "plugin", "--kubeconfig", api.kubeconfig(tmp_path)]
+        code = main(["uninstall", *asked, *more])
         told = capsys.readouterr()
         return code, told.out, told.err
 
@@ -135,17 +127,14 @@ def annotated(annotations):
     return found
 
 
-@pytest.mark.parametrize(
-    "annotations",
-    [
-        {},
-        APPLIED,
-        {"meta.helm.sh/release-name": "plugin"},
-        {"meta.helm.sh/release-namespace": "gpus"},
-        HELMS | {"meta.helm.sh/release-name": "other"},
-        HELMS | {"meta.helm.sh/release-namespace": "other"},
-    ],
-)
+@pytest.mark.parametrize("annotations", [
+    {},
+    APPLIED,
+    {"meta.helm.sh/release-name": "plugin"},
+    {"meta.helm.sh/release-namespace": "gpus"},
+    HELMS | {"meta.helm.sh/release-name": "other"},
+    HELMS | {"meta.helm.sh/release-namespace": "other"},
+])  # fmt: skip
 def test_the_chart_s_job_changes_nothing_unless_its_helm_release_installed_the_daemonset(uninstall, annotations):
     with Api(annotated(annotations), status(1, 1)) as api:
         code, out, err = uninstall(api, "--helm-release", "gpus/plugin")
@@ -177,8 +166,9 @@ def test_a_helm_release_without_a_namespace_or_name_is_refused_in_one_line(unins
     assert f"--helm-release: {release!r} is not NAMESPACE/NAME" in err
 
 
-def test_an_attempt_that_was_broken_off_is_gone_on_with(uninstall):
-    with Api(None, status(0, 2), status(2, 2)) as api:
+@pytest.mark.parametrize("found", [None, plugin(2)])
+def test_the_cleanup_of_an_earlier_attempt_is_used_and_removed(uninstall, found):
+    with Api(found, status(0, 2), status(2, 2)) as api:
         api.objects["plugin-cleanup"] = cleanup_daemonset(plugin(2))
         code, out, _ = uninstall(api)
     assert code == 0
@@ -235,13 +225,6 @@ def test_of_two_daemonsets_one_that_is_gone_keeps_the_other_from_nothing(uninsta
     assert (code, err) == (0, "")
     assert "DaemonSet gpus/plugin-mps-control-daemon: there is no such DaemonSet" in out
     assert "DaemonSet gpus/plugin: 1 of 1 node is clean" in out
-
-
-def test_what_an_earlier_attempt_left_is_used_and_removed(uninstall):
-    with Api(plugin(1), status(1, 1)) as api:
-        api.objects["plugin-cleanup"] = cleanup_daemonset(plugin(2))
-        assert uninstall(api)[0] == 0
-    assert api.objects == {}
 
 
 def test_another_daemonset_of_that_name_is_not_touched(uninstall):
