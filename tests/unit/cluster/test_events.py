@@ -192,10 +192,11 @@ async def test_a_missing_right_for_pods_is_said_whatever_becomes_of_the_node_s_e
     assert writer.trouble == "no right to get pods"
     assert (writer.written, writer.dropped) == (1, 1)
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
-    api.no_pods = False
-    writer.tell(news("a", pod("p")))
-    await until(lambda: writer.written == 2)
-    assert writer.trouble == ""
+    api.no_pods, api.uids["gone"] = False, None
+    for name in ("gone", "p"):
+        writer.tell(news("a", pod(name)))
+    await until(lambda: writer.written == 2 and not writer.waiting)
+    assert (writer.trouble, len(api.events)) == ("", 2), "a pod that is gone has no Event"
 
 
 async def test_a_namespace_whose_webhook_fails_holds_up_no_other_and_is_given_up_in_the_end(api, writer):

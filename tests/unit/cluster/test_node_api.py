@@ -56,6 +56,10 @@ async def test_labels_are_ours_alone_and_each_concern_has_a_manager(server, api)
 
 async def test_labels_go_to_a_node_that_was_recreated(server, api, pauses):
     await api.apply_labels({"nvidia.com/a": "1"})
+    server.refusals = [(403, {})]
+    with pytest.raises(UnreachableError, match="403"):
+        await api.apply_labels({"nvidia.com/a": "2"})
+    assert [each.split()[0] for each in server.asked] == ["GET", "PATCH", "PATCH"]
     server.uid = "another"
     await api.apply_labels({"nvidia.com/a": "2"})
     assert server.labels["nvidia.com/a"] == "2"
