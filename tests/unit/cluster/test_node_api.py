@@ -90,6 +90,13 @@ async def test_a_taint_that_somebody_adds_meanwhile_is_kept(server, api, pauses)
     assert server.taints == [THEIRS, {"key": TAINT, "effect": "NoSchedule"}]
 
 
+async def test_a_node_that_has_changed_since_it_was_read_is_read_again(server, api):
+    known = await api.read()
+    server.taints, server.version = [THEIRS], server.version + 1
+    assert await api.set_taint(TAINT, "NoSchedule", known)
+    assert server.taints == [THEIRS, {"key": TAINT, "effect": "NoSchedule"}]
+
+
 async def test_a_node_that_was_recreated_meanwhile_gets_no_taints_of_the_former_one(server, api, pauses):
     def meanwhile():  # in a restored etcd, a version may belong to another object
         server.before = lambda: None

@@ -46,19 +46,19 @@ class Begun:
         return self.file.read()
 
     def write(self, labels):
-        self._keep(self.file.digests(labels))
+        self.keep(self.file.digests(labels))
         self.file.write(labels)
 
     def claim(self, labels):
         if self.file.equals(labels):
-            self._keep(self.file.digests(labels))
+            self.keep(self.file.digests(labels))
 
     def remove(self):
         removed, digests = self.file.remove()
-        self._keep(digests)
+        self.keep(digests)
         return removed
 
-    def _keep(self, digests):
+    def keep(self, digests):
         self.memory = self.memory.updated(self.file.path, digests)
         self._state.write(FEATURES_FILE, self.memory)
 
@@ -123,6 +123,15 @@ def test_a_file_that_was_not_replaced_stays_known(directory, state, monkeypatch,
             with pytest.raises(type(error)):
                 begun(directory, state).write({**LABELS, TIMESTAMP: str(stamp)})
     assert begun(directory, state).read() == LABELS
+    assert begun(directory, state).remove()
+
+
+def test_a_write_that_hung_and_ended_late_is_ours(directory, state):
+    late = begun(directory, state)
+    for count in ("7", "8"):
+        written = begun(directory, state)
+        written.keep(written.file.digests({**LABELS, "nvidia.com/gpu.count": count}))
+    late.file.write({**LABELS, "nvidia.com/gpu.count": "7"})
     assert begun(directory, state).remove()
 
 
