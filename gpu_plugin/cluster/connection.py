@@ -82,7 +82,7 @@ class Connection:
     async def ask(
         self, method: str, path: str, kind: type[T], content: object = None, headers: Mapping[str, str] | None = None
     ) -> T:
-        """Send a request with `content` as JSON, unless it is None. Return the body of the answer as `kind`.
+        """Send a request, with `content` as JSON if it is given. Return the body of the answer as `kind`.
 
         Raises:
             UnreachableError: see `send`; or the answer does not have this type.
