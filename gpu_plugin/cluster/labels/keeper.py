@@ -286,10 +286,10 @@ class NodeLabels:
         labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
         self._directories.add(settings.features_dir)
         file = FeaturesFile(Path(settings.features_dir), self._files)
-        wanted, is_new, digests = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
+        wanted, digests = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
         if digests is not None:
             self._update_files(file.path, digests)
-        if is_new:
+        if wanted is not None:
             with suppress(_DiskError):  # do not delay the labels; `_save_state` tries again and reports the error
                 await self._sync_state(LABELS_WAIT)
             await self._on_disk(file.path.parent, partial(file.write, wanted))
@@ -298,8 +298,8 @@ class NodeLabels:
 
     def _changed(
         self, file: FeaturesFile, labels: Mapping[str, str]
-    ) -> tuple[Mapping[str, str], bool, tuple[str, ...] | None]:
-        """Return the labels with their timestamp, whether to write them, and the file's digests; None if unchanged. Blocks.
+    ) -> tuple[Mapping[str, str] | None, tuple[str, ...] | None]:
+        """Return the labels to write, and the file's digests from now on; None for each that stays. Blocks.
 
         A file that has the labels already is not written, also if another program wrote it.
         """
@@ -310,8 +310,10 @@ class NodeLabels:
                 None, "no such directory: mount the directory from which Node Feature Discovery reads files of features"
             )
         there = file.read()
-        wanted, is_new = stamped(labels, there, self._clock()), not same(there, labels)
-        return wanted, is_new, file.digests(wanted) if is_new or file.equals(wanted) else None
+        wanted = stamped(labels, there, self._clock())
+        if not same(there, labels):
+            return wanted, file.digests(wanted)
+        return None, file.digests(wanted) if file.equals(wanted) else None
 
     async def _apply_if_due(self, settings: Settings) -> float | None:
         """Send the labels to the API server, if the settings say so, and they have changed or RENEW seconds are over."""
