@@ -4,13 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpu_plugin.cluster.answers import WHOLE, ask
-from gpu_plugin.cluster.connection import connect
+from gpu_plugin.cluster.connection import WHOLE, connect
 
-_API = "authorization.k8s.io/v1"
-
-Asked = tuple[str, str, str, str, str]
-"""Verb, resource, subresource, namespace and name; the last three may be empty."""
+Asked = tuple[str, str, str, str, str]  # verb, resource, subresource, namespace and name; the last three may be empty
 
 
 class _Status(msgspec.Struct):
@@ -29,15 +25,12 @@ async def review(kubeconfig: str, asked: Sequence[Asked]) -> tuple[str, list[boo
     Raises:
         UnreachableError: there are no credentials, the server does not answer, or its answer cannot be read.
     """
-    allowed = []
-    async with connect(kubeconfig) as client:
+    api, allowed = "authorization.k8s.io/v1", []
+    async with connect(kubeconfig) as server:
         for each in asked:
             attributes = dict(zip(("verb", "resource", "subresource", "namespace", "name"), each, strict=True))
-            content = {
-                "apiVersion": _API,
-                "kind": "SelfSubjectAccessReview",
-                "spec": {"resourceAttributes": {name: value for name, value in attributes.items() if value}},
-            }
-            answer = await ask(client, "POST", f"/apis/{_API}/selfsubjectaccessreviews", _Review, content, WHOLE)
+            spec = {"resourceAttributes": {name: value for name, value in attributes.items() if value}}
+            content = {"apiVersion": api, "kind": "SelfSubjectAccessReview", "spec": spec}
+            answer = await server.ask("POST", f"/apis/{api}/selfsubjectaccessreviews", _Review, content, WHOLE)
             allowed.append(answer.status.allowed)
-        return str(client.base_url).rstrip("/"), allowed
+        return server.server, allowed

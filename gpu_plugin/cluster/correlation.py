@@ -34,11 +34,9 @@ LONGEST_NAME = 230  # characters of an object's name in its Events' names, which
 
 COMBINED: Final = "(combined from similar events): "
 
-SOURCE: Final = "gpu-plugin"
-
 
 class Object(msgspec.Struct, frozen=True):
-    """The object that an Event is about (core/v1 ObjectReference). The namespace of a Node is empty."""
+    """The object of an Event (core/v1 ObjectReference). The namespace of a Node is empty."""
 
     kind: str
     name: str
@@ -64,13 +62,10 @@ class EventRecord(msgspec.Struct, frozen=True):
     count: int
     first: float
 
-    def document(self, host: str, uid: str = "") -> dict[str, object]:
-        """Return the whole Event (core/v1).
-
-        `host` is the Node that reports. `uid` is the object's uid, if the report does not have it.
-        """
-        about, at = self.news.about, rfc3339(self.news.at)
-        reference = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid or uid}
+    def document(self, host: str, uid: str) -> dict[str, object]:
+        """Return the whole Event (core/v1). `host` is the Node that reports, and `uid` is the object's."""
+        about, by = self.news.about, "gpu-plugin"
+        reference = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": uid}
         return {
             "apiVersion": "v1",
             "kind": "Event",
@@ -78,13 +73,11 @@ class EventRecord(msgspec.Struct, frozen=True):
             "involvedObject": {**reference, **({"namespace": about.namespace} if about.namespace else {})},
             "type": "Warning" if self.news.warning else "Normal",
             "reason": self.news.reason,
-            "message": self.news.message,
-            "source": {"component": SOURCE, "host": host},
-            "reportingComponent": SOURCE,
+            "source": {"component": by, "host": host},
+            "reportingComponent": by,
             "reportingInstance": host,
             "firstTimestamp": rfc3339(self.first),
-            "lastTimestamp": at,
-            "count": self.count,
+            **self.changes(),
         }
 
     def changes(self) -> dict[str, object]:
@@ -105,15 +98,16 @@ _Key = tuple[_Kind, str]  # the message, too; empty for combined messages
 
 
 class _Similar(msgspec.Struct):
-    messages: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict)
+    """Recent messages of one kind, the oldest first, and the time of the newest message."""
+
+    messages: dict[str, None] = {}
     last: float = 0.0
 
 
 class Correlator:
-    """Keeps the Events of earlier reports. `now` is in seconds of a monotonic clock. `dropped` counts dropped Events."""
+    """Keeps the Events of earlier reports. `now` is in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self.dropped = 0
         self._named = 0
         self._similar: OrderedDict[_Kind, _Similar] = OrderedDict()
         self._records: OrderedDict[_Key, EventRecord] = OrderedDict()
@@ -134,10 +128,8 @@ class Correlator:
         keep(self._records, key, record)
         bucket = self._buckets.pop(news.about, None) or TokenBucket(BURST, PER)
         keep(self._buckets, news.about, bucket)
-        if not bucket.take(now) or (news.about.kind == "Pod" and not self._pods.take(now)):
-            self.dropped += 1
-            return None
-        return record
+        passes = bucket.take(now) and (news.about.kind != "Pod" or self._pods.take(now))
+        return record if passes else None
 
     def reset(self, about: Object) -> None:
         """Remove the Events of an object that was recreated under the same name."""
@@ -155,7 +147,7 @@ class Correlator:
         keep(self._similar, kind, similar)
         if len(similar.messages) < SIMILAR:
             return (kind, message), message
-        similar.messages.popitem(last=False)
+        del similar.messages[next(iter(similar.messages))]
         return (kind, ""), _bounded(COMBINED + message)
 
 

@@ -18,26 +18,21 @@ from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING: Final = 512
-"""The maximum length of the queue. The oldest Events above it are dropped."""
+MAX_WAITING: Final = 512  # Events in the queue; the oldest Events above it are dropped
 
 # Seconds until the next attempt while the server cannot be reached: at first, and at most.
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 
+# Refusals after which an Event is dropped. A single refusal means little: a new API server refuses valid requests at first.
 MAX_TRIES = 4
-"""Refusals after which an Event is dropped. A single refusal means little: an API server that has just started refuses valid
-requests."""
+MAX_TRIES_UNAVAILABLE = 20  # if the server itself fails (HTTP 5xx), for example a webhook for one namespace
 
-MAX_TRIES_UNAVAILABLE = 20
-"""Refusals after which an Event is dropped if the server itself fails (HTTP 5xx), for example a webhook for one namespace."""
+UID_SECONDS = 600.0  # until a pod's uid is read again: a new pod may have the same name
 
-UID_SECONDS = 600.0
-"""Seconds until a pod's uid is read again: a new pod may have the same name."""
-
+# Kinds of errors that end without a change to the Event. Any other error may concern only this Event, such as a namespace
+# under deletion.
 _TRANSIENT = frozenset({"connection", "name", "credentials", "answer", "length", "401", "408", "429"})
-"""Kinds of errors that end without a change to the Event. Any other error may concern this Event only, such as a namespace
-that is being removed."""
 
 
 class EventWriter:
@@ -56,29 +51,23 @@ class EventWriter:
     ) -> None:
         """`clock` returns seconds of a monotonic clock, `dice` a random number in [0, 1)."""
         self.written = 0
-        self._troubles: dict[str, str] = {}
-        self._lost = 0
+        self.dropped = 0
+        self._troubles: dict[str, str] = {}  # by the kind of the object
         self._api = api
         self._clock = clock
         self._dice = dice
         self._correlator = Correlator()
-        self._waiting: OrderedDict[str, EventRecord] = OrderedDict()
-        self._created: OrderedDict[str, str] = OrderedDict()
-        """The uid of the object, by the name of each Event that was created."""
-        self._uids: OrderedDict[Object, tuple[str, float]] = OrderedDict()
+        self._waiting: OrderedDict[str, EventRecord] = OrderedDict()  # by the Event's name
+        self._created: OrderedDict[str, str] = OrderedDict()  # the uid of the object, by the name of its created Event
+        self._uids: OrderedDict[Object, tuple[str, float]] = OrderedDict()  # and the time of the reading
+        # For each refused Event: the number of refusals, and the value of `written` at the first refusal.
         self._refused: dict[str, tuple[int, int]] = {}
-        """For each refused Event: the number of refusals, and the value of `written` at the first refusal."""
         self._bell = Pulse()
 
     @property
     def trouble(self) -> str:
         """Why the newest attempt failed, for each kind of object; empty if no attempt failed."""
         return "; ".join(dict.fromkeys(self._troubles.values()))
-
-    @property
-    def dropped(self) -> int:
-        """The number of Events that were dropped."""
-        return self._lost + self._correlator.dropped
 
     @property
     def waiting(self) -> int:
@@ -89,12 +78,13 @@ class EventWriter:
         """Queue a report as a new Event or as a count of an equal Event. Call it from the event loop's thread."""
         record = self._correlator.judge(news, self._clock())
         if record is None:
+            self.dropped += 1
             return
         self._waiting[record.name] = record  # its count includes a queued record of the same name
         while len(self._waiting) > MAX_WAITING:
             name, _ = self._waiting.popitem(last=False)
             self._refused.pop(name, None)
-            self._lost += 1
+            self.dropped += 1
         self._bell.ring()
 
     async def run(self) -> None:
@@ -124,7 +114,7 @@ class EventWriter:
             self._log_trouble(about, str(error))
             if self._has_tries_left(name, error.kind):
                 raise
-            self._lost += 1
+            self.dropped += 1
         else:
             if any(self._troubles.pop(each, "") for each in ("", about)) and not self._troubles:
                 log.info("Kubernetes Events are written again")
@@ -161,7 +151,7 @@ class EventWriter:
         self.written += 1
 
     async def _uid(self, about: Object) -> str | None:
-        """Return the uid of the object that an Event is about; None for a pod that is gone."""
+        """Return the uid of an Event's object; None if it is a pod and is gone."""
         if about.uid:
             return about.uid
         now = self._clock()

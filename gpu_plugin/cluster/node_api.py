@@ -14,22 +14,17 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import WHOLE, Metadata, ask
-from gpu_plugin.cluster.connection import UnreachableError, connect
+from gpu_plugin.cluster.connection import WHOLE, Connection, UnreachableError, connect
 from gpu_plugin.runtime.backoff import NO_SOONER, Backoff
-
-if TYPE_CHECKING:
-    import httpx2
 
 log = logging.getLogger(__name__)
 
-MANAGER: Final = "gpu-plugin"
-"""The field manager of Events. The field managers of the Node's fields begin with it."""
+MANAGER: Final = "gpu-plugin"  # the field manager of Events; the field managers of the Node's fields begin with it
 
 # Attempts for each request, and seconds between two attempts: at first, and at most, also if Retry-After is longer.
 # Up to half of the pause is added at random, so that the nodes of a cluster do not send their requests together.
@@ -40,16 +35,18 @@ LONGEST_PAUSE = 30.0
 _APPLY: Final = {"Content-Type": "application/apply-patch+yaml"}
 _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 
-_EXISTS: Final = "AlreadyExists"
-"""The reason of a conflict because an object of this name exists, not because it changed (metav1.StatusReason)."""
+_EXISTS: Final = "AlreadyExists"  # the reason of a conflict because an object of this name exists (metav1.StatusReason)
 
-_AGAIN = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+# The connection of a task that makes several requests.
+_connection: "ContextVar[Connection | None]" = ContextVar("connection", default=None)
 
-_client: "ContextVar[httpx2.AsyncClient | None]" = ContextVar("client", default=None)
-"""The connection of a task that makes several requests."""
-
+# A taint of a Node (core/v1 Taint) as it was read. Other programs' taints are written back with all of their fields.
 Taint = dict[str, Any]
-"""A taint of a Node (core/v1 Taint) as it was read. Other programs' taints are written back with all of their fields."""
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    uid: str = ""
+    resource_version: str = ""
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
@@ -77,7 +74,7 @@ class _State(msgspec.Struct):
 class NodeState(msgspec.Struct):
     """The fields of a Node that the plugin reads."""
 
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _State = msgspec.field(default_factory=_State)
 
@@ -109,17 +106,17 @@ class NodeApi:
         self._uid = ""
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[None]:
+    async def session(self) -> AsyncIterator[Connection]:
         """Send all requests of this task over one connection. Raises UnreachableError."""
-        if _client.get() is not None:
-            yield
+        if (opened := _connection.get()) is not None:
+            yield opened
             return
-        async with connect(self._kubeconfig) as client:
-            mine = _client.set(client)
+        async with connect(self._kubeconfig) as connection:
+            mine = _connection.set(connection)
             try:
-                yield
+                yield connection
             finally:
-                _client.reset(mine)
+                _connection.reset(mine)
 
     async def read(self) -> NodeState:
         """Read the whole Node. It is long, so read it only at the start and before a change that needs its fields."""
@@ -130,14 +127,16 @@ class NodeApi:
 
         If another program wrote a label of the same key, that label becomes ours.
         """
-        known = self._uid
-        try:
-            await self._apply_labels(labels)
-        except UnreachableError as error:
-            self._uid = ""
-            if not known or error.code not in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
-                raise
-            await self._apply_labels(labels)  # the Node was recreated under the same name
+        if self._uid:
+            try:
+                await self._apply_labels(labels)
+            except UnreachableError as error:
+                if error.code not in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
+                    raise
+            else:
+                return
+        self._uid = (await self._ask("GET", self._path)).metadata.uid  # not known, or the Node was recreated
+        await self._apply_labels(labels)
 
     async def apply_condition(self, condition: Condition | None) -> str:
         """Write our condition, or remove it if None. Returns the Node's uid, which changes if the Node is recreated."""
@@ -157,27 +156,25 @@ class NodeApi:
             True if the Node was changed.
         """
         wanted: list[Taint] = [{"key": key, "effect": effect}] if effect else []
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
-        while True:
-            state = known if known is not None else await self.read()
+        path = f"{self._path}?fieldManager={MANAGER}-taint"
+        for attempt in range(1, ATTEMPTS + 1):
+            state = known or await self.read()
             known = None
-            present = [taint for taint in state.taints if taint.get("key") == key]
-            if [taint.get("effect") for taint in present] == [taint["effect"] for taint in wanted]:
+            present = [taint.get("effect") for taint in state.taints if taint.get("key") == key]
+            if present == [taint["effect"] for taint in wanted]:
                 return False
             others = [taint for taint in state.taints if taint.get("key") != key]
             content = {
                 "metadata": {"resourceVersion": state.metadata.resource_version, "uid": state.metadata.uid},
                 "spec": {"taints": [*others, *wanted] or None},
             }
-            path = f"{self._path}?fieldManager={MANAGER}-taint"
             try:
-                await self._ask("PATCH", path, content, _MERGE, again_on_conflict=False)
+                await self._ask("PATCH", path, content, _MERGE)
+                break
             except UnreachableError as error:
-                if error.code != HTTPStatus.CONFLICT or backoff.failures + 1 == ATTEMPTS:
+                if error.code != HTTPStatus.CONFLICT or attempt == ATTEMPTS:
                     raise
-                await self._pause(backoff, error.pause)
-            else:
-                return True
+        return True
 
     async def create_event(self, namespace: str, event: Mapping[str, object]) -> None:
         """Create an Event (core/v1).
@@ -206,12 +203,7 @@ class NodeApi:
         return await self._ask("PATCH", path, {"apiVersion": "v1", "kind": "Node", **content}, _APPLY)
 
     async def _apply_labels(self, labels: Mapping[str, str]) -> None:
-        """Apply the labels with the Node's uid, so that the API server refuses a Node that is gone or was recreated.
-
-        Without the uid, the API server would create a Node that is gone.
-        """
-        if not self._uid:
-            self._uid = (await self._ask("GET", self._path)).metadata.uid
+        # With the uid, the API server refuses a Node that is gone or was recreated. Else it would create the Node.
         metadata = {"name": self.node_name, "uid": self._uid, "labels": {**labels}}
         await self._apply("", "labels", {"metadata": metadata})
 
@@ -227,48 +219,33 @@ class NodeApi:
             return None
 
     async def _ask(
-        self,
-        method: str,
-        path: str,
-        content: object = None,
-        headers: Mapping[str, str] | None = None,
-        *,
-        again_on_conflict: bool = True,
+        self, method: str, path: str, content: object = None, headers: Mapping[str, str] | None = None
     ) -> NodeState:
-        """Send a request up to ATTEMPTS times and return the object. Only a Node has more than metadata. Raises UnreachableError.
-
-        If `again_on_conflict` is False and the object has changed, the error is raised at once: the caller must read the object
-        again.
-        """
-        async with self.session():
-            client = _client.get()
-            assert client is not None
-            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
+        """Send a request up to ATTEMPTS times and return the object. Only a Node has more than metadata."""
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
+        async with self.session() as connection:
             while True:
                 self.requests += 1
                 try:
-                    return await ask(client, method, path, NodeState, content, headers)
+                    return await connection.ask(method, path, NodeState, content, headers)
                 except UnreachableError as error:
                     self.failures += 1
-                    permanent = not _is_transient(error) or (
-                        error.code == HTTPStatus.CONFLICT and not again_on_conflict
-                    )
-                    if permanent or backoff.failures + 1 == ATTEMPTS:
+                    # After a conflict, the caller of a merge must read the object again.
+                    final = not _is_transient(error) or (error.code == HTTPStatus.CONFLICT and headers is _MERGE)
+                    if final or backoff.failures + 1 == ATTEMPTS:
                         raise
                     log.debug("%s %s: %s; sending the request again", method, path, error)
-                    await self._pause(backoff, error.pause)
-
-    async def _pause(self, backoff: Backoff, asked: float | None) -> None:
-        """Wait after a failure. If the server gave a Retry-After, wait for `asked` seconds or longer."""
-        now, dice = anyio.current_time(), self._dice()
-        pause = backoff.failed(now, dice)
-        if asked is not None:
-            pause = Backoff(asked, LONGEST_PAUSE, NO_SOONER).failed(now, dice)
-        await anyio.sleep(pause)
+                    now, dice = anyio.current_time(), self._dice()
+                    pause = backoff.failed(now, dice)
+                    if error.pause is not None:
+                        pause = Backoff(error.pause, LONGEST_PAUSE, NO_SOONER).failed(now, dice)
+                await anyio.sleep(pause)
 
 
 def _is_transient(error: UnreachableError) -> bool:
     """Whether the same request may soon succeed: no answer, a busy or failing server, or an object that has changed."""
-    changed_since = error.code == HTTPStatus.CONFLICT and error.reason != _EXISTS
-    no_answer = not error.code and error.kind != "answer"
-    return no_answer or changed_since or error.code in _AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
+    if not error.code:
+        return error.kind != "answer"
+    if error.code == HTTPStatus.CONFLICT:
+        return error.reason != _EXISTS
+    return error.code in {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS} or error.code >= 500

@@ -24,20 +24,17 @@ from gpu_plugin.status.model import Gpu
 CONDITION: Final = "GPUHealthy"
 TAINT: Final = "nvidia.com/gpu-unhealthy"
 
+# The least seconds between two heartbeats of the condition. node-problem-detector uses 5 minutes
+# (--k8s-exporter-heartbeat-period), and so does the kubelet while nothing changes.
 HEARTBEAT = 300.0
-"""The least number of seconds between two heartbeats of the condition. node-problem-detector uses 5 minutes
-(--k8s-exporter-heartbeat-period), and so does the kubelet while nothing changes."""
-
-SPREAD = 0.2
-"""The largest random addition to HEARTBEAT, as a share of it, so that nodes do not write at the same moment."""
+SPREAD = 0.2  # the largest random addition to HEARTBEAT, as a share of it: nodes should not write at the same moment
 
 # Changes of the condition that are written at once, and seconds for each further change. They limit the requests for a GPU that
 # flaps.
 BURST = 5
 PER = 60.0
 
-PATIENCE = 60.0
-"""Seconds after the start until the condition becomes Unknown. Until then the condition of an earlier process stays."""
+PATIENCE = 60.0  # seconds until the condition may become Unknown; until then the condition of an earlier process stays
 
 # The most characters of the message, the most characters about one GPU, and the most GPUs that are named.
 LONGEST_MESSAGE = 1024
@@ -49,13 +46,10 @@ class Fitness(Enum):
     """The state of a GPU for programs that repair the nodes of a cluster."""
 
     HEALTHY = "healthy"
-    DEGRADED = "degraded"
-    """Pods get the GPU, but an operator should check it. Also a GPU with an Unhealthy MIG device."""
-    HELD_BACK = "held back"
-    """An operator has cordoned or released the GPU, and no fault is known. It needs no repair."""
+    DEGRADED = "degraded"  # pods get it, but an operator should check it; also a GPU with an Unhealthy MIG device
+    HELD_BACK = "held back"  # an operator has cordoned or released it, and no fault is known: it needs no repair
     UNHEALTHY = "unhealthy"
-    UNSEEN = "unseen"
-    """This process has not checked the GPU successfully yet, so its health is not known."""
+    UNSEEN = "unseen"  # this process has not checked it successfully yet, so its health is not known
 
 
 class GpuFitness(msgspec.Struct, frozen=True):
@@ -76,13 +70,13 @@ class GpuFitness(msgspec.Struct, frozen=True):
     action: str = ""
 
 
+# The condition's status, its reason, and words for its message, by the worst fitness of all GPUs; the worst first.
 _SAYS = {
     Fitness.UNHEALTHY: ("False", "GPUUnhealthy", "Unhealthy"),
     Fitness.UNSEEN: ("Unknown", "GPUNotSeen", "not checked yet"),
     Fitness.DEGRADED: ("True", "GPUDegraded", "degraded and still given to pods"),
     Fitness.HELD_BACK: ("True", "GPUHeldBack", "held back by an operator and otherwise sound"),
 }
-"""The condition's status, its reason, and words for its message, by the worst fitness of all GPUs; the worst first."""
 
 
 class ConditionContent(msgspec.Struct, frozen=True):
@@ -118,7 +112,11 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str | None, age: float) -> Condi
     status, reason, words = _SAYS[worst]
     affected = [gpu for gpu in gpus if gpu.fitness is worst]
     more = f"; and {len(affected) - MAX_NAMED_GPUS} more" if len(affected) > MAX_NAMED_GPUS else ""
-    listed = "; ".join(shortened(_described(gpu), LONGEST_OF_ONE) for gpu in affected[:MAX_NAMED_GPUS])
+    described = [
+        f"{gpu.name}: {'; '.join(gpu.why)}{f' ({gpu.action})' if gpu.action else ''}"
+        for gpu in affected[:MAX_NAMED_GPUS]
+    ]
+    listed = "; ".join(shortened(each, LONGEST_OF_ONE) for each in described)
     message = f"{len(affected)} of {len(gpus)} GPUs {are(len(affected))} {words}: {listed}{more}"
     return ConditionContent(
         status, reason, shortened(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in affected)
@@ -189,17 +187,11 @@ def parsed(text: str | None) -> float:
         return 0.0
 
 
-def _described(gpu: GpuFitness) -> str:
-    why = "; ".join(gpu.why)
-    return f"{gpu.name}: {why}{f' ({gpu.action})' if gpu.action else ''}"
-
-
 def fitness_of(name: str, gpu: Gpu) -> GpuFitness:
     """Return the fitness of a GPU in the status. `name` is its name in messages."""
     open_ = [signal for signal in gpu.signals if Verdict[signal.verdict] > Verdict.APP]
-    known = {signal.name: SIGNALS.get(signal.name) for signal in open_}
-    unseen = [each for each in open_ if (of := known[each.name]) is not None and of.of_process]
-    orders = [each for each in open_ if (of := known[each.name]) is not None and of.kind is SignalKind.ORDER]
+    unseen = [each for each in open_ if (of := SIGNALS.get(each.name)) is not None and of.of_process]
+    orders = [each for each in open_ if (of := SIGNALS.get(each.name)) is not None and of.kind is SignalKind.ORDER]
     faults = [each for each in open_ if each not in unseen and each not in orders]
     faults.sort(key=lambda each: bool(each.device))
     if any(each.verdict == Verdict.FATAL.name and not each.device for each in faults):

@@ -1,4 +1,4 @@
-"""Follows labels and annotations of our own Node through the Kubernetes API, with one watch for all followers.
+"""The labels and annotations of our own Node in the Kubernetes API, with one watch for all readers.
 
 The watch requests only the metadata of this Node, and never writes. A request lasts for minutes, and the next request continues
 where the former request ended. Bookmarks make this possible also if the Node has not changed for long.
@@ -6,17 +6,17 @@ where the former request ended. Bookmarks make this possible also if the Node ha
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import ask, send
-from gpu_plugin.cluster.connection import UnreachableError, connect, keep_alive, require_client
+from gpu_plugin.cluster.connection import Connection, UnreachableError, connect, keep_alive
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.printable import excerpt
+from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
     import httpx2
@@ -25,111 +25,72 @@ log = logging.getLogger(__name__)
 
 NODES: Final = "api/v1/nodes"
 
+# The shortest seconds of a watch request; the longest are twice as many, as in client-go. The API server ends the answer then.
+# The limit exists because credentials are replaced; the random length keeps the nodes' requests from ending together.
 WATCH_SECONDS = 300
-"""The shortest length of a watch request; the longest is twice that, as in client-go. The API server ends the answer then. The
-limit exists because credentials are replaced; the random length keeps the nodes' requests from ending together."""
+GRACE = 15.0  # seconds after which the request is cancelled if the API server has not ended its answer in time
 
 LONGEST_EVENT = 4 * 1024 * 1024  # bytes; etcd stores no object above 1.5 MiB
-
-GRACE = 15.0
-"""Seconds after which the request is cancelled if the API server has not ended its answer in time."""
 
 # Seconds before the next attempt: at first, and at most. A watch that has worked for STABLE seconds resets the pause.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 STABLE = 30.0
 
+# The resource version of a watch that begins with the Node from the API server's cache, sent as an ADDED event. Without a
+# version, the API server would have to send the newest Node, which it cannot with an etcd before 3.4.25 (RequestWatchProgress).
 ANY: Final = "0"
-"""The resource version of a watch that begins with the Node from the API server's cache, sent as an ADDED event. Without a
-version, the API server would have to send the newest Node, which it cannot with an etcd before 3.4.25 (RequestWatchProgress)."""
 
 
 class _Metadata(msgspec.Struct):
     resourceVersion: str = ""  # noqa: N815 - lightkube reads it
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
 
 
 class _Node(msgspec.Struct):
     metadata: _Metadata
 
 
-OnValue = Callable[[str | None], None]
-"""Called with the first value and with each changed value; None if the Node does not have this label or annotation."""
-
-OnTrouble = Callable[[str], object]
-"""Called with the reason each time that a request fails, and with an empty text once changes arrive again."""
-
-
-class _Follower(msgspec.Struct, eq=False):
-    """A follower of one label or annotation. `last` has the last value, and is empty before the first value."""
-
-    kind: Literal["labels", "annotations"]
-    name: str
-    on_value: OnValue
-    on_trouble: OnTrouble | None
-    last: tuple[str | None, ...] = ()
-
-    def update(self, metadata: _Metadata) -> None:
-        values = metadata.labels if self.kind == "labels" else metadata.annotations
-        value = (values or {}).get(self.name)
-        if (value,) != self.last:
-            self.last = (value,)
-            self.on_value(value)
-
-    def report(self, trouble: str) -> None:
-        if self.on_trouble is not None:
-            self.on_trouble(trouble)
-
-
 class NodeMetadata:
-    """The labels and annotations of one Node. No request is sent while there is no follower."""
+    """The labels and annotations of one Node, which are followed while a task is in `run`.
+
+    Attributes:
+        labels: the Node's labels; None if they are not known yet. If the Node is removed, they stay until the Node exists again.
+        annotations: the Node's annotations, known together with its labels.
+        trouble: why changes do not arrive; empty if they arrive, None before the first answer or failure.
+        changed: rings after each change of these values.
+    """
 
     def __init__(self, node_name: str, kubeconfig: str = "") -> None:
         """`kubeconfig` is a path; empty to use the pod's own service account."""
+        self.labels: Mapping[str, str] | None = None
+        self.annotations: Mapping[str, str] = {}
+        self.trouble: str | None = None
+        self.changed = Pulse()
         self._node_name = node_name
         self._kubeconfig = kubeconfig
-        self._followers: list[_Follower] = []
+        self._tasks = 0
         self._one_watch = anyio.Lock()
-        self._known: _Metadata | None = None
-        self._trouble: str | None = None
         self._version = ""
         self._logged: set[str] = set()
         self._troubled = False
         self._missing = False
         self._following = False
 
-    async def follow_label(self, name: str, on_value: OnValue, on_trouble: OnTrouble | None = None) -> None:
-        """Follow a label. Never returns.
+    async def run(self) -> None:
+        """Keep the attributes up to date. Never returns. Each kind of trouble is logged once.
 
-        While the API cannot be reached or does not have this Node, `on_value` is not called, and the reason is logged once. If
-        the Node is removed, its labels count as unchanged until the Node exists again.
-
-        Raises:
-            ConfigError: lightkube is not installed.
+        Several tasks may call it: the first task runs the watch, and when it is cancelled, the next task does.
         """
-        await self._follow(_Follower("labels", name, on_value, on_trouble))
-
-    async def follow_annotation(self, name: str, on_value: OnValue) -> None:
-        """Follow an annotation in the same way as `follow_label`."""
-        require_client("the annotation of the Node", "")
-        await self._follow(_Follower("annotations", name, on_value, None))
-
-    async def _follow(self, follower: _Follower) -> None:
-        """Follow a value. The first follower runs the watch for all followers; when it is cancelled, the next follower does."""
-        require_client()
-        self._followers.append(follower)
+        self._tasks += 1
         try:
-            if self._known is not None and not self._missing:
-                follower.update(self._known)
-            if self._trouble is not None:
-                follower.report(self._trouble)
             async with self._one_watch:
                 await self._run()
         finally:
-            self._followers.remove(follower)
-            if not self._followers:
-                self._known, self._trouble, self._version = None, None, ""
+            self._tasks -= 1
+            if not self._tasks:
+                self.labels, self.trouble, self._version = None, None, ""
 
     async def _run(self) -> None:
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
@@ -150,14 +111,14 @@ class NodeMetadata:
     async def _follow_once(self) -> None:
         """Watch the Node until the server ends its answer. Read the Node first if the watch cannot continue the last watch."""
         seconds = round(WATCH_SECONDS * (1 + random.random()))  # noqa: S311 - as above
-        async with connect(self._kubeconfig) as client:
+        async with connect(self._kubeconfig) as server:
             if not self._version:
-                await self._read(client)
-            await self._watch(client, seconds)
+                await self._read(server)
+            await self._watch(server, seconds)
 
-    async def _read(self, client: "httpx2.AsyncClient") -> None:
+    async def _read(self, server: Connection) -> None:
         try:
-            metadata = (await ask(client, "GET", f"{NODES}/{self._node_name}", _Node)).metadata
+            metadata = (await server.ask("GET", f"{NODES}/{self._node_name}", _Node)).metadata
         except UnreachableError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise
@@ -173,7 +134,7 @@ class NodeMetadata:
             self._publish(metadata)
             self._version = metadata.resourceVersion
 
-    async def _watch(self, client: "httpx2.AsyncClient", seconds: int) -> None:
+    async def _watch(self, server: Connection, seconds: int) -> None:
         from lightkube.core.generic_client import BasicRequest, WatchDriver  # noqa: PLC0415 - as in connect
 
         query = {
@@ -185,9 +146,9 @@ class NodeMetadata:
         }
         # lightkube's loop around the driver is not used: it sends the next request at once and with the first credentials.
         kind: Any = _Node  # any struct serves, and the driver's methods have no types
-        driver: Any = WatchDriver(BasicRequest("GET", NODES, kind, query), client.build_request)
+        driver: Any = WatchDriver(BasicRequest("GET", NODES, kind, query), server.client.build_request)
         try:
-            response = await send(client, driver.get_request(timeout=seconds + GRACE), stream=True)
+            response = await server.send(driver.get_request(timeout=seconds + GRACE), stream=True)
         except UnreachableError as error:
             if error.code != HTTPStatus.GONE:
                 raise
@@ -236,17 +197,14 @@ class NodeMetadata:
             raise UnreachableError("answer", text) from None
 
     def _publish(self, metadata: _Metadata) -> None:
+        self.labels, self.annotations = metadata.labels, metadata.annotations
         if self._missing:
-            self._missing = False
-            self._publish_trouble("")
-        self._known = metadata
-        for follower in tuple(self._followers):
-            follower.update(metadata)
+            self._missing, self.trouble = False, ""
+        self.changed.ring()
 
     def _publish_trouble(self, text: str) -> None:
-        self._trouble = text
-        for follower in tuple(self._followers):
-            follower.report(text)
+        self.trouble = text
+        self.changed.ring()
 
     def _log_trouble(self, kind: str, text: str) -> None:
         """Log each kind of trouble once as a warning, until a watch has worked for STABLE seconds."""

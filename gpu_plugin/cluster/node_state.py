@@ -28,14 +28,12 @@ from gpu_plugin.state.records import OwnMarks
 
 log = logging.getLogger(__name__)
 
-LOOK = 15.0
-"""Seconds between two checks of the wanted state if `changed` is not called. A check alone sends no request."""
-
+# Seconds between two checks of the wanted state: at least, and if `changed` is not called. A check alone sends no request.
 SOON = 0.1
-"""The least number of seconds between two checks."""
+LOOK = 15.0
 
+# Seconds until the Node's taints are read again while our taint is wanted: another program may have removed it.
 RECHECK = 3600.0
-"""Seconds after which the Node's taints are read again while our taint is wanted: another program may have removed it."""
 
 # Seconds until the next attempt after a failure: at first, and at most. It writes the state that is wanted then.
 FIRST_PAUSE = 5.0
@@ -104,15 +102,9 @@ class NodeStateKeeper:
         wall: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Keep the Node of `api` up to date.
+        """Keep the Node of `api` up to date. The state directory has `marks`, our marks on the Node.
 
-        Args:
-            api: the Kubernetes API.
-            node: the node that is reported.
-            marks: our marks on the Node, as the state directory has them.
-            clock: returns seconds of a monotonic clock.
-            wall: returns Unix time in seconds.
-            dice: returns a random number in [0, 1).
+        `clock` returns seconds of a monotonic clock, `wall` Unix time in seconds, and `dice` a random number in [0, 1).
         """
         what = f"condition and taint of node {api.node_name}"
         self._trouble = LogOnChange(log, f"{what} cannot be written: %s", over=f"{what} are written again")
@@ -125,8 +117,8 @@ class NodeStateKeeper:
         self._bell = Pulse()
         self._pending = False
         self._times = ConditionClock()
+        # The effect of our taint, as it was last read or written; empty for no taint, None if it is not known.
         self._effect: str | None = None
-        """The effect of our taint, as it was last read or written; empty for no taint, None if it is not known."""
         self._checked = self._began = 0.0
         self._read = self._looked = False
         self._uid = ""
@@ -158,30 +150,29 @@ class NodeStateKeeper:
     async def _once(self) -> float | None:
         """Write the reports that are due. Returns the seconds until the next check; None if no report is enabled."""
         asked = self._node.enabled_reports()
-        nothing_asked = not asked.condition and not asked.effect
-        if nothing_asked and asked.look and not self._looked and self._marks == OwnMarks():
-            self._looked = True
-            try:
-                await self._read_node()
-            except UnreachableError as error:  # without the right to read the Node, there are no marks to remove
-                log.debug("node %s cannot be read: %s", self._api.node_name, error)
-        if nothing_asked and self._marks == OwnMarks():
-            self._condition, self._taint = _Attempts(), _Attempts()
-            return None
+        if not asked.condition and not asked.effect and self._marks == OwnMarks():
+            if asked.look and not self._looked:
+                self._looked = True
+                try:
+                    await self._read_node()
+                except UnreachableError as error:  # without the right to read the Node, there are no marks to remove
+                    log.debug("node %s cannot be read: %s", self._api.node_name, error)
+            if self._marks == OwnMarks():
+                self._condition, self._taint = _Attempts(), _Attempts()
+                return None
         (gpus, trouble), now = self._node.fitness(), self._clock()
         wants = wanted(gpus, trouble, now - self._began) if asked.condition else None
-        condition_due = self._condition_due(wants, now) or (self._marks.condition and not asked.condition)
-        condition_due = condition_due and self._condition.backoff.due(now)
+        unwanted = self._marks.condition and not asked.condition
+        condition_due = self._condition.backoff.due(now) and (unwanted or self._condition_due(wants, now))
         taint_due = self._taint_due(self._wanted_effect(asked, gpus), now)
         if condition_due or taint_due:
             try:
                 async with self._api.session():
-                    unread = (condition_due and not self._read) or (taint_due and self._effect is None)
-                    state = await self._read_node() if unread else None
+                    state = None if self._read else await self._read_node()
                     effect = self._wanted_effect(asked, gpus)  # the Node may have a taint that the marks lacked
                     if condition_due:
-                        self._read = await self._try(self._condition, self._keep_condition(asked, wants, now), now)
-                        state = None
+                        await self._try(self._condition, self._keep_condition(asked, wants, now), now)
+                        state = None  # it has changed
                     if effect is not None and self._taint_due(effect, now):
                         kept = await self._try(self._taint, self._keep_taint(effect, now, state), now)
                         self._effect = effect if kept else None
@@ -211,7 +202,7 @@ class NodeStateKeeper:
         return state
 
     async def _try(self, attempts: _Attempts, attempt: Awaitable[None], now: float) -> bool:
-        """Await `attempt` and return True if it succeeded. After a failure, the caller must read the Node again."""
+        """Await `attempt` and return True if it succeeded."""
         try:
             await attempt
         except UnreachableError as error:  # do not raise: we may still have the right to write the other mark

@@ -271,7 +271,16 @@ class ClusterReporting:
 
     async def _read_annotation(self) -> None:
         await anyio.sleep(START_SPREAD * self._dice())
-        await self._configuration.node.follow_annotation(ANNOTATION, self._cordons.apply_value)
+        node = self._configuration.node
+        async with anyio.create_task_group() as following:
+            following.start_soon(node.run)
+            while node.labels is None:  # the annotations are not known either
+                await node.changed.wait()
+            while True:
+                value = node.annotations.get(ANNOTATION)
+                self._cordons.apply_value(value)
+                while node.annotations.get(ANNOTATION) == value:
+                    await node.changed.wait()
 
 
 class AnnotatedCordons:

@@ -192,23 +192,26 @@ class ConfigSource:
 
     async def _follow_label(self) -> None:
         async with anyio.create_task_group() as tasks:
-            label = self._settings.node_label
-            tasks.start_soon(self.node.follow_label, label, self._label_read, self._label_failed)
+            tasks.start_soon(self.node.run)
+            tasks.start_soon(self._read_label)
             if not self._label_known.is_set():
                 with anyio.move_on_after(LABEL_PATIENCE):
                     await self._answered.wait()
             await self._watcher.run()
 
-    def _label_read(self, value: str | None) -> None:
-        self._label, self._trouble = value, ""
-        self._label_known.set()
-        self._answered.set()
-        self._watcher.notify()
-
-    def _label_failed(self, why: str) -> None:
-        self._trouble = why
-        if why:
-            self._answered.set()
+    async def _read_label(self) -> None:
+        node = self.node
+        while True:
+            if node.trouble is not None or node.labels is not None:
+                self._trouble = node.trouble or ""
+                self._answered.set()
+            if node.labels is not None:
+                value = node.labels.get(self._settings.node_label)
+                if not self._label_known.is_set() or value != self._label:
+                    self._label = value
+                    self._label_known.set()
+                    self._watcher.notify()
+            await node.changed.wait()
 
     def _read(self) -> tuple[_Seen, frozenset[Place]]:
         """Read the directory and choose a file. Blocks.

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import anyio
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.cluster import answers, connection, node_api, node_metadata
+from gpu_plugin.cluster import connection
+from gpu_plugin.cluster.connection import Connection
 from gpu_plugin.cluster.correlation import BURST, PER, PODS_BURST, PODS_PER
 from gpu_plugin.cluster.labels import keeper
 from gpu_plugin.cluster.labels.keeper import NodeLabels
@@ -48,9 +49,6 @@ from .harness.layout import NODE
 from .test_node_reporting import EVENTS, FOLLOW, PATCH, PODS, STATUS, granted, in_a_thread
 from .virtual_hour import STEP, CountingProxy, HurriedLoop
 
-if TYPE_CHECKING:
-    import httpx2
-
 HOUR = 3600.0
 KUBELET_REPORTS = 300.0
 """Seconds between two node statuses without a change (nodeStatusReportFrequency, 5 minutes by default)."""
@@ -66,7 +64,7 @@ OF_THE_NODE = BURST + int(HOUR / PER) + 1
 """The largest number of Events of the Node in an hour."""
 
 PATIENCE = (
-    (answers, "ANSWER_TIMEOUT"),
+    (connection, "ANSWER_TIMEOUT"),
     (connection, "CONNECT_TIMEOUT"),
     (keeper, "PATIENCE"),
 )
@@ -85,17 +83,17 @@ EVERYTHING = {
 class Ends(NodeMetadata):
     """A watch that ends at its timeout on the virtual clock, which the API server does not have."""
 
-    async def _watch(self, client: "httpx2.AsyncClient", seconds: int) -> None:
+    async def _watch(self, server: Connection, seconds: int) -> None:
         with anyio.move_on_after(seconds):
-            await super()._watch(client, seconds)
+            await super()._watch(server, seconds)
 
 
-async def ask(client: "httpx2.AsyncClient", *given: Any) -> Any:
+async def ask(self: Connection, *given: Any, asked: Any = Connection.ask) -> Any:
     """Send a request as the plugin does. The virtual clock stops until the response: otherwise the server would seem slow."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, HurriedLoop)
     with loop.unhurried():
-        return await answers.ask(client, *given)
+        return await asked(self, *given)
 
 
 @dataclass
@@ -195,8 +193,7 @@ def measure(
     with CountingProxy(int(server["server"].rpartition(":")[2])) as proxy, monkeypatch.context() as patched:
         for module, name in PATIENCE:
             patched.setattr(module, name, 600.0)
-        for asking in (node_api, node_metadata):
-            patched.setattr(asking, "ask", ask)
+        patched.setattr(Connection, "ask", ask)
         server["server"] = f"https://127.0.0.1:{proxy.port}"
         kubeconfig = directory / "kubeconfig"
         kubeconfig.write_text(json.dumps(content))

@@ -41,7 +41,6 @@ def command(
     """Print each step. Nodes that were not reached are no failure, because they must not prevent uninstalling."""
     from gpu_plugin.cli.uninstall import nodes  # noqa: PLC0415 - takes 60 ms; usage, help and `cleanup` do not need it
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
-    from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
     from gpu_plugin.daemon.config_source import MAX_KUBECONFIG  # noqa: PLC0415
     from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
     from gpu_plugin.runtime.signals import Signals  # noqa: PLC0415
@@ -54,8 +53,8 @@ def command(
     async def clean_up(name: str) -> None:
         named = f"DaemonSet {namespace}/{name}"
         try:
-            async with connect(kubeconfig) as client:
-                found = DaemonSets(client, namespace)
+            async with connect(kubeconfig) as server:
+                found = nodes.DaemonSets(server, namespace)
                 done, count = await nodes.clean(found, name, patience, named, _owner(), helm_release)
         except (UnreachableError, nodes.ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")

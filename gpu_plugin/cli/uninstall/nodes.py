@@ -1,14 +1,14 @@
 """Delete a DaemonSet, and clean up its nodes by the pods of another DaemonSet, which is deleted in the end."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import anyio
 import click
 import yaml
 
-from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.daemonset import DaemonSets
+from gpu_plugin.cluster.connection import WHOLE, Connection, UnreachableError
 from gpu_plugin.config.words import are, counted
 
 POLL_INTERVAL = 1.0  # seconds between two reads of the progress
@@ -22,6 +22,46 @@ CLEANUP = "gpu-plugin/cleanup"
 _OF_HELM = ("meta.helm.sh/release-namespace", "meta.helm.sh/release-name")
 
 Object = Mapping[str, Any]  # a Kubernetes object, or a part of it, in the form of JSON
+
+
+class DaemonSets:
+    """The DaemonSets of a namespace in the Kubernetes API. Every method raises UnreachableError."""
+
+    def __init__(self, server: Connection, namespace: str) -> None:
+        self._server = server
+        self._path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
+
+    async def read(self, name: str) -> Object | None:
+        """Return the object; None if no DaemonSet has this name."""
+        return await self._ask("GET", f"/{name}")
+
+    async def read_patiently(self, name: str, named: str) -> Object | None:
+        """Read the object, and repeat that until there is an answer. The line of each failure begins with `named`."""
+        while True:
+            try:
+                return await self.read(name)
+            except UnreachableError as error:
+                click.echo(f"{named}: asking again: {error}")
+                await anyio.sleep(POLL_INTERVAL)
+
+    async def create(self, content: Object) -> bool:
+        """Create a DaemonSet. Returns False if a DaemonSet of this name exists."""
+        return await self._ask("POST", "", content, but=HTTPStatus.CONFLICT) is not None
+
+    async def delete(self, name: str) -> None:
+        """Delete a DaemonSet with its pods. The object exists until its last pod is gone."""
+        await self._ask("DELETE", f"/{name}", {"propagationPolicy": "Foreground"})
+
+    async def _ask(
+        self, method: str, path: str, content: Object | None = None, but: int = HTTPStatus.NOT_FOUND
+    ) -> Object | None:
+        """Return the answer; None if its HTTP status is `but`."""
+        try:
+            return await self._server.ask(method, f"{self._path}{path}", dict[str, Any], content, WHOLE)
+        except UnreachableError as error:
+            if error.code != but:
+                raise
+            return None
 
 
 class ForeignDaemonSetError(ValueError):
@@ -76,7 +116,7 @@ async def clean(
         click.echo(f"{named}: deleted; cleaning up {counted(done[1], 'node')}")
         with anyio.move_on_after(timeout):
             while True:
-                now = await _read(daemonsets, cleaner, named)
+                now = await daemonsets.read_patiently(cleaner, named)
                 if now is None:
                     click.echo(f"{named}: {cleaner} was deleted by another program")
                     break
@@ -92,7 +132,7 @@ async def clean(
         with anyio.move_on_after(END_TIMEOUT, shield=True):
             await daemonsets.delete(cleaner)
             for each in (name, cleaner) if deleted else (cleaner,):
-                while await _read(daemonsets, each, named) is not None:  # noqa: ASYNC110 - the API server has no event for it
+                while await daemonsets.read_patiently(each, named) is not None:  # noqa: ASYNC110 - the API server has no event for it
                     await anyio.sleep(POLL_INTERVAL)
             if deleted and not ended and found is not None and await daemonsets.create(_restored(found)):
                 click.echo(f"{named}: interrupted: the DaemonSet is restored")
@@ -148,13 +188,3 @@ def _progress(daemonset: Object) -> tuple[int, int] | None:
     if int(status.get("observedGeneration", 0)) < int(daemonset.get("metadata", {}).get("generation", 1)):
         return None
     return int(status.get("numberReady", 0)), int(status.get("desiredNumberScheduled", 0))
-
-
-async def _read(daemonsets: DaemonSets, name: str, named: str) -> Object | None:
-    """Read the DaemonSet, and repeat that until there is an answer."""
-    while True:
-        try:
-            return await daemonsets.read(name)
-        except UnreachableError as error:
-            click.echo(f"{named}: asking again: {error}")
-            await anyio.sleep(POLL_INTERVAL)

@@ -109,24 +109,28 @@ def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Pat
 
 def _remove_labels(state_dir: Path, features_dir: Path, done: Removal) -> bool:
     """Remove the files of labels. Return True if the state directory must keep the record of a file that remains."""
-    written, memory = WrittenFiles(StateDirectory(state_dir)), state_dir / FEATURES_FILE
-    written.load()
+    state, memory = StateDirectory(state_dir), state_dir / FEATURES_FILE
+    written = state.read(FEATURES_FILE, WrittenFiles) or WrittenFiles()
     for directory in sorted({features_dir, *map(Path, written.directories())}):
         file = FeaturesFile(directory, written)
         try:
-            if file.remove():
-                done.removed.append(str(file.path))
+            removed, digests = file.remove()
         except AwayError as error:
             done.out_of_reach.append(
                 f"{file.path}: {error.strerror}: on the node, remove {file.path}, if there is one, and then "
                 f"{memory.name} in the state directory; or mount the directory and run this again"
             )
         except OSError as error:
-            again = f"; {memory} stays, so that running this again finds it" if written.remembers(file.path) else ""
+            known = str(directory) in written.directories()
+            again = f"; {memory} stays, so that running this again finds it" if known else ""
             done.left.append(f"{file.path}: {error.strerror or error}{again}")
+        else:
+            written = written.updated(file.path, digests)
+            if removed:
+                done.removed.append(str(file.path))
     must_keep = bool(written.directories())
     if must_keep:
-        written.keep()
+        state.write(FEATURES_FILE, written)
     return must_keep
 
 

@@ -11,6 +11,7 @@ remove or keep them, too.
 import logging
 import random
 import shlex
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,7 +24,7 @@ import anyio
 import msgspec
 
 from gpu_plugin.cluster.connection import UnreachableError, require_client
-from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
+from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings, SettingsStore
 from gpu_plugin.containers.host_view import HostView
@@ -41,36 +42,25 @@ _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
-LABELS_FILE = "labels.json"
-"""The file in the state directory with the labels that were last sent to the API server."""
+LABELS_FILE = "labels.json"  # has the labels that were last sent to the API server, in the state directory
 
+# Seconds to wait after a change of the node or the settings. A start or a repartitioned GPU makes several changes.
 SETTLE = 1.0
-"""Seconds to wait after a change of the node or the settings. A start or a repartitioned GPU makes several changes."""
-
-CHECK = 60.0
-"""Seconds between two checks of the file: another program may have removed it, or recreated the directory."""
-
-RENEW = 3600.0
-"""Seconds after which the labels are sent to the API server again: they may have been removed, or the Node recreated."""
+CHECK = 60.0  # seconds between two checks of the file: another program may remove it, or recreate the directory
+RENEW = 3600.0  # seconds until the labels are sent to the API again: they may be removed, or the Node recreated
 
 # Seconds until the next request after a failed request: the first time, and at most.
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 600.0
 
-PATIENCE = 5.0
-"""The timeout of the disk that has the file of labels, in seconds."""
+PATIENCE = 5.0  # seconds to wait for the disk that has the file of labels
+MEMORY_PATIENCE = 5.0  # seconds to wait for the state directory; then `trouble` says that it does not answer
+LABELS_WAIT = 0.5  # seconds to wait for the record of new labels before the labels are written without it
 
-MEMORY_PATIENCE = 5.0
-"""The timeout of the state directory, in seconds. Then `trouble` says that it does not answer."""
+SYSFS = Path("/sys")  # has the machine's product name and the classes of the PCI devices
 
-LABELS_WAIT = 0.5
-"""Seconds to wait for the state directory to record new labels before the labels are written without the record."""
-
-SYSFS = Path("/sys")
-"""Has the machine's product name and the classes of the PCI devices."""
-
+# HTTP status codes that mean that we may not change another Node: a right is missing, or an admission policy refuses it.
 _REFUSED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
-"""HTTP status codes that mean that we may not change another Node: a right is missing, or an admission policy refuses it."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -107,15 +97,9 @@ class NodeLabels:
         clock: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Label the Node by `settings`.
+        """`api` opens the Kubernetes API of a Node name and a kubeconfig.
 
-        Args:
-            settings: returns the settings in force.
-            host: reads the host's files.
-            state: the state directory.
-            api: opens the Kubernetes API of a Node name and a kubeconfig.
-            clock: returns Unix time in seconds.
-            dice: returns a random number in [0, 1).
+        `clock` returns Unix time in seconds, and `dice` a random number in [0, 1).
         """
         self._trouble = LogOnChange(log, "labels: %s", over="labels: the Node has the wanted labels again")
         self._settings = settings
@@ -128,16 +112,16 @@ class NodeLabels:
         self._news = True
         self._bell = Pulse()
         self._directories: set[str] = set()
-        self._files = WrittenFiles(state)
-        self._has_directories = False
-        """Whether `_directories` includes the directories of earlier processes."""
+        self._has_directories = False  # whether `_directories` includes the directories of earlier processes
+        self._files = WrittenFiles()  # of this process, and of earlier processes once they are read
+        self._kept_files: WrittenFiles | None = None
+        self._files_lock = threading.Lock()
         self._applied: Applied | None = None
         self._kept_applied: Applied | None = None
         self._memory: SlowCall[bool] = SlowCall("labels-memory")
         self._renew_at = float("-inf")
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
-        self._failure: tuple[str, str] | None = None
-        """The Node of the last failed request, and the reason."""
+        self._failure: tuple[str, str] | None = None  # the Node of the last failed request, and the reason
         self._spread = True
 
     def follow(self, node: Node) -> None:
@@ -165,7 +149,7 @@ class NodeLabels:
 
     def _read_again(self) -> None:
         """Read the state directory again at the next step: another daemon may have labelled the Node since the last `run`."""
-        self._files.read_again()
+        self._kept_files = None
         self._has_directories = False
         self._renew_at = float("-inf")
         if self._applied == self._kept_applied:
@@ -225,13 +209,24 @@ class NodeLabels:
         if self._kept_applied is None:
             self._kept_applied = self._state.read(LABELS_FILE, Applied) or Applied()
             self._applied = self._kept_applied
-        applied = self._applied or Applied()
+        if self._kept_files is None:
+            kept = self._state.read(FEATURES_FILE, WrittenFiles) or WrittenFiles()
+            with self._files_lock:
+                self._files = self._files.merged(kept)
+                self._kept_files = kept
+        applied, files = self._applied or Applied(), self._files
         if applied != self._kept_applied and self._state.write(LABELS_FILE, applied):
             self._kept_applied = applied
-        return self._files.keep() and applied == self._kept_applied
+        if files != self._kept_files and self._state.write(FEATURES_FILE, files):
+            self._kept_files = files
+        return applied == self._kept_applied and files == self._kept_files
+
+    def _update_files(self, path: Path, digests: tuple[str, ...] | None) -> None:
+        with self._files_lock:
+            self._files = self._files.updated(path, digests)
 
     async def _remove_files(self, settings: Settings) -> float | None:
-        if not self._files.loaded:
+        if self._kept_files is None:
             return None
         wanted = settings.features_dir if settings.node_labels == "file" else None
         if not self._has_directories:
@@ -240,7 +235,8 @@ class NodeLabels:
         for directory in self._directories - {wanted}:
             file, removed = FeaturesFile(Path(directory), self._files), False
             try:
-                removed = await self._on_disk(file.path.parent, file.remove)
+                removed, digests = await self._on_disk(file.path.parent, file.remove)
+                self._update_files(file.path, digests)
             except AwayError as error:
                 log.warning(
                     "labels: %s: the file of labels cannot be removed: %s: mount the directory and start the plugin again, or "
@@ -249,7 +245,7 @@ class NodeLabels:
                     error.strerror,
                 )
             except _DiskError:
-                if self._files.remembers(file.path):  # else there is no file of ours to remove
+                if directory in self._files.directories():  # else there is no file of ours to remove
                     raise
             self._directories.discard(directory)
             if removed:
@@ -290,7 +286,9 @@ class NodeLabels:
         labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
         self._directories.add(settings.features_dir)
         file = FeaturesFile(Path(settings.features_dir), self._files)
-        wanted = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
+        wanted, digests = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
+        if digests is not None:
+            self._update_files(file.path, digests)
         if wanted is not None:
             with suppress(_DiskError):  # do not delay the labels; `_save_state` tries again and reports the error
                 await self._sync_state(LABELS_WAIT)
@@ -298,8 +296,13 @@ class NodeLabels:
             log.info("%s/gfd: %d labels written", settings.features_dir, len(wanted))
         return CHECK
 
-    def _changed(self, file: FeaturesFile, labels: Mapping[str, str]) -> Mapping[str, str] | None:
-        """Return the labels to write; None if the file has them already, also if another program wrote it. Blocks."""
+    def _changed(
+        self, file: FeaturesFile, labels: Mapping[str, str]
+    ) -> tuple[Mapping[str, str] | None, tuple[str, ...] | None]:
+        """Return the labels to write, and the file's digests from now on; None for each that stays. Blocks.
+
+        A file that has the labels already is not written, also if another program wrote it.
+        """
         from gpu_plugin.cluster.labels.values import stamped  # noqa: PLC0415 - only labels need it
 
         if not file.path.parent.is_dir():
@@ -308,11 +311,9 @@ class NodeLabels:
             )
         there = file.read()
         wanted = stamped(labels, there, self._clock())
-        if same(there, labels):
-            file.claim(wanted)
-            return None
-        file.announce(wanted)
-        return wanted
+        if not same(there, labels):
+            return wanted, file.digests(wanted)
+        return None, file.digests(wanted) if file.equals(wanted) else None
 
     async def _apply_if_due(self, settings: Settings) -> float | None:
         """Send the labels to the API server, if the settings say so, and they have changed or RENEW seconds are over."""

@@ -18,12 +18,12 @@ from gpu_plugin.devices.device import mig_resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, counted_as, served_gpus
 
-LONGEST_VALUE = 63
-"""The most characters of a label's value (apimachinery, validation.IsValidLabelValue)."""
+LONGEST_VALUE = 63  # characters of a label's value (apimachinery, validation.IsValidLabelValue)
 
 # The mode by PCI class code: VGA controller, and 3D controller.
 _MODES = {0x030000: "graphics", 0x030200: "compute"}
 
+# The architecture by the major number of the compute capability. `_family` has the major numbers 7 and 8.
 _FAMILIES = {
     1: "tesla",
     2: "fermi",
@@ -35,24 +35,12 @@ _FAMILIES = {
     12: "blackwell",
     13: "rubin",
 }
-"""The architecture by the major number of the compute capability. `_family` has the major numbers 7 and 8."""
 
 _UNWANTED = re.compile(r"[^A-Za-z0-9_. -]")
 _EDGES = "-_."
 
-
+# The bytes of the configuration space that have the capabilities. An unprivileged process can read only the first 64.
 CONFIG_BYTES = 256
-"""The bytes of the configuration space that have the capabilities. An unprivileged process can read only the first 64."""
-
-# Offsets and values of the configuration space, and the lengths of a vGPU's capability.
-_STATUS = 0x06
-_HAS_CAPABILITIES = 0x10
-_FIRST = 0x34
-_VENDOR_SPECIFIC = 0x09
-_BROKEN = 0xFF
-_SIGNATURE = b"VF"
-_RECORDS = 5
-_TEXT = 10
 
 
 class VgpuHost(msgspec.Struct, frozen=True):
@@ -142,13 +130,13 @@ def _versions(node: Node) -> dict[str, str]:
             "cuda.driver-version.full": node.driver_version,
         }
     if node.cuda_version is not None:
-        cuda_major, cuda_minor = map(str, node.cuda_version)
+        major, minor = map(str, node.cuda_version)
         labels |= {
-            "cuda.runtime.major": cuda_major,
-            "cuda.runtime.minor": cuda_minor,
-            "cuda.runtime-version.major": cuda_major,
-            "cuda.runtime-version.minor": cuda_minor,
-            "cuda.runtime-version.full": f"{cuda_major}.{cuda_minor}",
+            "cuda.runtime.major": major,
+            "cuda.runtime.minor": minor,
+            "cuda.runtime-version.major": major,
+            "cuda.runtime-version.minor": minor,
+            "cuda.runtime-version.full": f"{major}.{minor}",
         }
     return {f"{DOMAIN}/{name}": value for name, value in labels.items()}
 
@@ -171,9 +159,6 @@ def _clique(node: Node, gpus: Iterable[Gpu]) -> dict[str, str]:
     return {f"{DOMAIN}/gpu.clique": f"{cluster}.{clique}"}
 
 
-# Labels of each resource
-
-
 def _resources(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
     labels = _whole(gpus, settings)
     if settings.mig_strategy == "none":
@@ -184,7 +169,13 @@ def _resources(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
         return labels | _slices(in_mig_mode, settings, mig_resource)
     if not in_mig_mode:
         return labels
-    if _unequal(gpus, in_mig_mode):
+    profiles = {mig.profile for gpu in in_mig_mode for mig in gpu.mig_devices}
+    if (
+        not all(gpu.mig_enabled for gpu in gpus)
+        or not all(gpu.mig_devices for gpu in in_mig_mode)
+        or len(profiles) != 1
+    ):
+        # Strategy single cannot describe these GPUs.
         invalid = {
             "product": f"{sanitised(in_mig_mode[0].model)}-MIG-INVALID",
             "count": 0,
@@ -194,16 +185,6 @@ def _resources(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
         }
         return labels | _under(GPU_RESOURCE, invalid)
     return labels | _slices(in_mig_mode, settings, lambda _: GPU_RESOURCE)
-
-
-def _unequal(gpus: Sequence[Gpu], in_mig_mode: Sequence[Gpu]) -> bool:
-    """Whether strategy single cannot describe these GPUs: a GPU is not partitioned or has no MIG device, or profiles differ."""
-    profiles = {mig.profile for gpu in in_mig_mode for mig in gpu.mig_devices}
-    return (
-        any(not gpu.mig_enabled for gpu in gpus)
-        or any(not gpu.mig_devices for gpu in in_mig_mode)
-        or len(profiles) != 1
-    )
 
 
 def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
@@ -301,32 +282,31 @@ def vgpu_host(config: bytes) -> VgpuHost | None:
     length that includes these two bytes, and data. Record 0 has ten bytes of version and ten bytes of branch.
     """
     capability = _vendor_specific(config)
-    if capability[3:_RECORDS] != _SIGNATURE:
+    if capability[3:5] != b"VF":
         return None
-    at = _RECORDS
+    at = 5
     while at + 1 < len(capability) and capability[at]:
         if not capability[at + 1]:
             return VgpuHost()
         at += capability[at + 1]
-    data = capability[at + 2 : at + 2 + 2 * _TEXT]
-    if len(data) < 2 * _TEXT:
+    data = capability[at + 2 : at + 22]
+    if len(data) < 20:
         return VgpuHost()
-    return VgpuHost(_text(data[:_TEXT]), _text(data[_TEXT:]))
+    version, branch = (part.strip(b"\0").decode("ascii", "replace") for part in (data[:10], data[10:]))
+    return VgpuHost(version, branch)
 
 
 def _vendor_specific(config: bytes) -> bytes:
     """Return the first vendor-specific capability; empty if the device has none, or fewer than CONFIG_BYTES were read."""
-    if len(config) < CONFIG_BYTES or not config[_STATUS] & _HAS_CAPABILITIES:
+    status, has_capabilities, first = 0x06, 0x10, 0x34
+    vendor_specific, broken = 0x09, 0xFF  # ids of capabilities
+    if len(config) < CONFIG_BYTES or not config[status] & has_capabilities:
         return b""
     seen: set[int] = set()
-    at = config[_FIRST]
-    while at and at not in seen and at + 2 < len(config) and config[at] != _BROKEN:
-        if config[at] == _VENDOR_SPECIFIC:
+    at = config[first]
+    while at and at not in seen and at + 2 < len(config) and config[at] != broken:
+        if config[at] == vendor_specific:
             return config[at : at + config[at + 2]]
         seen.add(at)
         at = config[at + 1]
     return b""
-
-
-def _text(data: bytes) -> str:
-    return data.strip(b"\0").decode("ascii", "replace")

@@ -6,12 +6,13 @@ import socket
 import threading
 import time
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
 
-from gpu_plugin.cluster import answers, connection, node_metadata
-from gpu_plugin.cluster.connection import UnreachableError, connect
+from gpu_plugin.cluster import connection, node_metadata
+from gpu_plugin.cluster.connection import UnreachableError, connect, require_client
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.runtime.backoff import Backoff
@@ -20,14 +21,26 @@ from tests.unit.waiting import until
 
 
 class Told:
-    def __init__(self):
+    """The values of a label or an annotation that a reader has seen."""
+
+    def __init__(self, node, kind="labels", name=LABEL):
         self.values = []
+        self._node, self._kind, self._name = node, kind, name
         self._event = anyio.Event()
 
-    def __call__(self, value):
-        self.values.append(value)
-        event, self._event = self._event, anyio.Event()
-        event.set()
+    async def follow(self):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._node.run)
+            while True:
+                if self._node.labels is not None:
+                    self._note(getattr(self._node, self._kind).get(self._name))
+                await self._node.changed.wait()
+
+    def _note(self, value):
+        if self.values[-1:] != [value]:
+            self.values.append(value)
+            event, self._event = self._event, anyio.Event()
+            event.set()
 
     async def until(self, *values):
         with anyio.fail_after(10):
@@ -36,10 +49,10 @@ class Told:
 
 
 @asynccontextmanager
-async def following(kubeconfig, node=NODE):
-    told = Told()
+async def following(kubeconfig):
+    told = Told(NodeMetadata(NODE, kubeconfig))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(NodeMetadata(node, kubeconfig).follow_label, LABEL, told)
+        tasks.start_soon(told.follow)
         yield told
         tasks.cancel_scope.cancel()
 
@@ -72,9 +85,9 @@ async def test_the_value_and_each_change_are_passed_on(api, kubeconfig):
         await told.until("a100")
         await api.until(lambda: api.watchers)
         began = time.monotonic()
-        for value in ("h100", None, "b200"):
+        for number, value in enumerate(("h100", None, "b200")):
             api.label(value)
-        await told.until("a100", "h100", None, "b200")
+            await told.until("a100", *("h100", None, "b200")[: number + 1])
         assert time.monotonic() - began < 5  # milliseconds; without the watch it would be minutes
     assert api.verbs() == ["get", "watch"]
 
@@ -112,18 +125,19 @@ async def test_a_watch_that_timed_out_continues_at_its_version(api, kubeconfig):
 async def test_two_followers_of_a_node_share_one_watch(api, kubeconfig):
     api.label("a100")
     api.annotations = {"cordon": "1"}
-    node, label, annotation = NodeMetadata(NODE, kubeconfig), Told(), Told()
+    node = NodeMetadata(NODE, kubeconfig)
+    label, annotation = Told(node), Told(node, "annotations", "cordon")
     first = anyio.CancelScope()
 
     async def follow_at_first():
         with first:
-            await node.follow_label(LABEL, label)
+            await label.follow()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(follow_at_first)
         await label.until("a100")
         await api.until(lambda: api.watchers)
-        tasks.start_soon(node.follow_annotation, "cordon", annotation)
+        tasks.start_soon(annotation.follow)
         await annotation.until("1")
         api.annotations = {"cordon": "1,2"}
         api.tell("MODIFIED")
@@ -136,17 +150,6 @@ async def test_two_followers_of_a_node_share_one_watch(api, kubeconfig):
         await annotation.until("1", "1,2", None)
         tasks.cancel_scope.cancel()
     assert label.values == ["a100"]
-
-
-async def test_other_changes_of_the_node_are_not_passed_on(api, kubeconfig):
-    api.label("a100")
-    async with following(kubeconfig) as told:
-        await api.until(lambda: api.watchers)
-        api.labels = {LABEL: "a100", "another": "label"}
-        api.tell("MODIFIED")
-        api.event("BOOKMARK", {"metadata": {"resourceVersion": "1"}})
-        api.label("h100")
-        await told.until("a100", "h100")
 
 
 @pytest.mark.parametrize("end", ["break_streams", "end_streams", "expire"])
@@ -208,29 +211,6 @@ async def test_a_server_in_trouble_is_asked_again(api, kubeconfig, code, caplog)
     assert caplog.text.count(f"answered {code}") == 1
 
 
-async def test_an_error_event_of_a_watch_is_logged(api, kubeconfig, caplog):
-    async with following(kubeconfig):
-        await api.until(lambda: api.watchers)
-        api.event("ERROR", {"code": 500, "message": "etcd is away"})
-        await api.until(lambda: api.verbs() == ["get", "watch"] * 2)
-    assert caplog.text.count("etcd is away") == 1
-
-
-async def test_an_api_that_is_away_at_the_start_is_waited_for(api, kubeconfig, caplog):
-    caplog.set_level("INFO")
-    api.label("a100")
-    await api.stop()
-    async with following(kubeconfig) as told:
-        await until(lambda: "cannot be reached" in caplog.text)
-        await anyio.sleep(0.3)
-        assert told.values == []
-        await api.start()
-        await told.until("a100")
-        await api.until(lambda: api.watchers)
-        await anyio.lowlevel.checkpoint()
-    assert caplog.text.count("cannot be reached") == 1
-
-
 async def test_an_api_that_restarts_is_followed_again(api, kubeconfig):
     api.label("a100")
     async with following(kubeconfig) as told:
@@ -246,8 +226,8 @@ async def test_a_server_that_ends_each_watch_at_once_is_retried_slowly(api, kube
     api.ends_at_once = True
     async with following(kubeconfig) as told:
         await told.until(None)
-        await anyio.sleep(1)
-        assert api.verbs().count("watch") <= 5
+        await anyio.sleep(0.5)
+        assert api.verbs().count("watch") <= 4
 
 
 @pytest.mark.parametrize(("stable", "grows"), [(0.0, False), (30.0, True)])
@@ -271,7 +251,7 @@ async def test_a_long_watch_resets_the_pause_before_the_next_watch(api, kubeconf
 
 
 async def test_a_silent_server_times_out(api, kubeconfig, monkeypatch, caplog):
-    monkeypatch.setattr(answers, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(connection, "ANSWER_TIMEOUT", 0.05)
     api.silent = True
     async with following(kubeconfig) as told:
         await api.until(lambda: len(api.requests) >= 2)
@@ -319,60 +299,48 @@ async def test_an_invalid_answer_is_logged_once(api, kubeconfig, answer, caplog)
     assert caplog.text.count("is not understood") == 1
 
 
-@pytest.mark.parametrize(
-    "line", [b"not json", b'{"type": "MODIFIED", "object": {}}', b'{"type": "ERROR", "object": 5}', b"[]"]
-)
-async def test_an_invalid_event_is_logged_and_the_node_is_read_again(api, kubeconfig, line, caplog):
+@pytest.mark.parametrize(("line", "says"), [
+    (b"not json", "cannot be used"),
+    (b"[]", "cannot be used"),
+    (b'{"type": "MODIFIED", "object": {}}', "cannot be used"),
+    (b'{"type": "ERROR", "object": 5}', "cannot be used"),
+    (b'{"type": "ERROR", "object": {"code": 500, "message": "etcd is away"}}', "etcd is away"),
+    (b'{"type": "MODIFIED", "object": "' + b"x" * 2000, "longer than 800 bytes"),
+])  # fmt: skip
+async def test_an_invalid_event_is_logged_and_the_node_is_read_again(api, kubeconfig, line, says, caplog, monkeypatch):
+    monkeypatch.setattr(node_metadata, "LONGEST_EVENT", 800)
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
         api.line(line)
         await api.until(lambda: api.verbs() == ["get", "watch"] * 2 and api.watchers)
         api.label("h100")
         await told.until(None, "h100")
-    assert caplog.text.count("cannot be used") == 1
+    assert caplog.text.count(says) == 1
 
 
 async def test_a_watch_compressed_without_request_is_followed(api, kubeconfig, caplog):
     api.packs = True
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
-        for value in ("h100", "b200"):
-            api.label(value)
+        api.label("h100")
+        await told.until(None, "h100")
+        api.label("b200")
         await told.until(None, "h100", "b200")
         assert api.verbs() == ["get", "watch"]
         assert api.requests[1][2]["accept-encoding"] == "identity"
     assert caplog.records == []
 
 
-async def test_an_event_of_three_megabytes_is_read(api, kubeconfig, caplog):
+@pytest.mark.parametrize("annotation", ["x" * 3_000_000, "a \x85 b \u2028 c \u2029 d"], ids=["long", "line separators"])
+async def test_an_event_with_an_unusual_annotation_is_read(api, kubeconfig, annotation, caplog):
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
-        api.annotations = {"somebody/s": "x" * 3_000_000}
-        api.label("h100")
+        metadata = {"resourceVersion": "7", "labels": {LABEL: "h100"}, "annotations": {"a": annotation}}
+        event = {"type": "MODIFIED", "object": {"metadata": metadata}}
+        api.line(json.dumps(event, ensure_ascii=False).encode())
         await told.until(None, "h100")
-        api.annotations = {}
         api.label("b200")
         await told.until(None, "h100", "b200")
-        assert api.verbs() == ["get", "watch"]
-    assert caplog.records == []
-
-
-async def test_an_endless_event_ends_the_watch(api, kubeconfig, caplog, monkeypatch):
-    monkeypatch.setattr(node_metadata, "LONGEST_EVENT", 400)
-    async with following(kubeconfig):
-        await api.until(lambda: api.watchers)
-        api.event("MODIFIED", {"metadata": {"labels": {LABEL: "x" * 2000}}})
-        await api.until(lambda: api.verbs() == ["get", "watch"] * 2)
-    assert "longer than 400 bytes" in caplog.text
-
-
-async def test_an_annotation_may_contain_line_separators_other_than_a_newline(api, kubeconfig, caplog):
-    async with following(kubeconfig) as told:
-        await api.until(lambda: api.watchers)
-        text = "a \x85 b \u2028 c \u2029 d"
-        event = {"metadata": {"resourceVersion": "7", "labels": {LABEL: "h100"}, "annotations": {"a": text}}}
-        api.line(json.dumps({"type": "MODIFIED", "object": event}, ensure_ascii=False).encode())
-        await told.until(None, "h100")
         assert api.verbs() == ["get", "watch"]
     assert caplog.records == []
 
@@ -449,30 +417,26 @@ async def test_following_ends_at_once_and_closes_its_connections(api, kubeconfig
     await api.until(lambda: not api.connections)
 
 
-async def test_without_lightkube_the_extra_is_named(monkeypatch):
+def test_without_lightkube_the_extra_is_named(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lightkube" else real(name))
     with pytest.raises(ConfigError, match=r"install gpu-plugin\[kube\]"):
-        await NodeMetadata(NODE).follow_label(LABEL, lambda _: None)
+        require_client()
 
 
-async def test_each_trouble_is_passed_on_and_logged_once(api, kubeconfig, caplog):
+async def test_each_trouble_is_published_and_logged_once(api, kubeconfig, caplog):
     api.remove()
-    troubles: list[str] = []
+    node: Any = NodeMetadata(NODE, kubeconfig)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(NodeMetadata(NODE, kubeconfig).follow_label, LABEL, lambda _: None, troubles.append)
-        with anyio.fail_after(10):
-            while not troubles:
-                await anyio.sleep(0.005)
-            await api.stop()
-            while not any("cannot be reached" in trouble for trouble in troubles):
-                await anyio.sleep(0.005)
-            reached = len(troubles)
-            while len(troubles) < reached + 2:
-                await anyio.sleep(0.005)
+        tasks.start_soon(node.run)
+        await until(lambda: node.trouble)
+        assert f"the Kubernetes API has no node {NODE}" in node.trouble
+        await api.stop()
+        await until(lambda: "cannot be reached" in node.trouble)
+        await anyio.sleep(0.1)  # several attempts
         tasks.cancel_scope.cancel()
-    assert f"the Kubernetes API has no node {NODE}" in troubles[0]
-    assert sum("cannot be reached" in record.getMessage() for record in caplog.records) == 1
+    assert caplog.text.count("cannot be reached") == 1
+    assert (node.labels, node.trouble) == (None, None)
 
 
 @pytest.mark.parametrize("text", ["users:\n- token: hunter2\n  - x: hunter2: y\n", "a: 'hunter2\n", "a: hunter2\x00\n"])

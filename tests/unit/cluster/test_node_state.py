@@ -96,6 +96,7 @@ class World:
     async def set_taint(self, key, effect, known=None):
         self._try(f"taint {effect}")
         assert key == TAINT
+        assert known is None or self.log[-2][1] == "read", "it has changed since it was read"
         before = [*self.taints]
         self.taints = [each for each in before if each["key"] != key] + (
             [{"key": key, "effect": effect}] if effect else []
@@ -224,12 +225,14 @@ async def test_who_lost_the_right_to_remove_the_taint_is_told_how(monkeypatch, c
     assert f"kubectl taint node node-a {TAINT}-" in caplog.text
 
 
-async def test_a_right_that_is_missing_for_one_costs_the_other_nothing(monkeypatch):
+@pytest.mark.parametrize("lacking", ["condition", "taint"])
+async def test_a_right_that_is_missing_for_one_costs_the_other_nothing(monkeypatch, lacking):
     world = World(EnabledReports(condition=True, effect="NoSchedule"), (SICK,))
-    world.failing, world.only = "403", "condition"
+    world.failing, world.only = "403", lacking
     await world.run(3600, monkeypatch)
-    assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
-    tried = [when for when, what in world.log if what == "condition"]
+    assert (world.taints != []) is (lacking == "condition")
+    assert (world.known is not None) is (lacking == "taint")
+    tried = [when for when, what in world.log if what.startswith(lacking)]
     assert 10 < len(tried) < 40, "again and again, ever more rarely"
 
 

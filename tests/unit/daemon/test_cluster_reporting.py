@@ -140,7 +140,7 @@ class World:
         self.health = watching(tmp_path)
         self.path = tmp_path
         self.settings = settings(tmp_path, **asked)
-        self.followers = []
+        self.followers = 0
         self.held = {}
         self.writing = False
         self.journal = anyio.Event()
@@ -160,7 +160,7 @@ class World:
 
     @property
     def node(self):
-        return self
+        return SimpleNamespace(labels={}, annotations={ANNOTATION: "0"}, changed=Pulse(), run=self.follow)
 
     async def newest(self):
         return self.held
@@ -174,14 +174,12 @@ class World:
         self.inventory.apply(Offer(Plan((Resource(GPU, devices),))), None, 0.0)
         return self.inventory.store.current.resources[GPU]
 
-    async def follow_annotation(self, name, told):
-        assert name == ANNOTATION
-        self.followers.append(told)
-        told("0")
+    async def follow(self):
+        self.followers += 1
         try:
             await anyio.sleep_forever()
         finally:
-            self.followers.remove(told)
+            self.followers -= 1
 
     def change(self, **asked):
         self.settings = settings(self.path, **asked)
@@ -270,13 +268,13 @@ async def test_the_annotation_is_followed_while_it_is_asked_for(tmp_path):
     world = World(tmp_path)
     async with world.running():
         await anyio.sleep(0.01)
-        assert world.followers == []
+        assert world.followers == 0
         world.change(cordon_annotation=True)
         await until(lambda: cordoned(world.health) == {"GPU-a"})
         assert world.reporting.status().cordoned == ("GPU-a",)
         world.change()
         await until(lambda: not cordoned(world.health))
-        assert world.followers == []
+        assert world.followers == 0
 
 
 async def test_without_a_client_it_is_said_once_and_in_the_status(tmp_path, monkeypatch, caplog):

@@ -37,7 +37,7 @@ from gpu_plugin.nvml.platforms.driver import TegraDriver
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
-from tests.unit.cluster.api_server import _INSECURE
+from tests.unit.cluster.http_server import _INSECURE
 from tests.unit.doctor.made_up import FAILED, NOTE, OK, POD, SKIPPED, USER, WARNING, made_up
 
 VERSION = (

@@ -104,34 +104,22 @@ def test_what_is_no_resources_stays(root, tmp_path):
     assert (outside / "pipe").is_dir()
 
 
-def test_a_domain_that_stays_keeps_no_resource_from_being_told_as_removed(root, monkeypatch):
-    real = Path.rmdir
+@pytest.mark.parametrize(("call", "stays", "why"), [
+    ("rmdir", "nvidia.com", OSError(errno.EBUSY, "Device or resource busy")),
+    ("rmtree", "nvidia.com/gpu", OSError(errno.EROFS, "Read-only file system", "log")),
+])  # fmt: skip
+def test_what_cannot_be_removed_is_said_and_the_rest_goes(root, monkeypatch, call, stays, why):
+    owner = Path if call == "rmdir" else shutil
+    real = getattr(owner, call)
 
     def refusing(path):
-        if path.name == "nvidia.com":
-            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        if path == root / stays:
+            raise why
         real(path)
 
-    monkeypatch.setattr(Path, "rmdir", refusing)
+    monkeypatch.setattr(owner, call, refusing)
     done = remove_mps_traces(root)
-    assert str(root / "nvidia.com" / "gpu") in done.removed
-    assert done.left == [
-        f"{root / 'nvidia.com'}: Device or resource busy",
-        f"{root}: contains files that are not this plugin's: nvidia.com",
-    ]
-
-
-def test_what_cannot_be_removed_is_said_and_the_rest_goes(root, monkeypatch):
-    real = shutil.rmtree
-
-    def refusing(path):
-        if path.name == "gpu":
-            raise OSError(errno.EROFS, "Read-only file system", str(path / "log"))
-        real(path)
-
-    monkeypatch.setattr(shutil, "rmtree", refusing)
-    done = remove_mps_traces(root)
-    assert (
-        done.left[0] == f"{root / 'nvidia.com' / 'gpu'}: Read-only file system ({root / 'nvidia.com' / 'gpu' / 'log'})"
-    )
+    assert done.left[0] == f"{root / stays}: {why.strerror}{' (log)' if why.filename else ''}"
+    assert done.left[-1] == f"{root}: contains files that are not this plugin's: nvidia.com"
+    assert (str(root / "nvidia.com" / "gpu") in done.removed) is (stays == "nvidia.com")
     assert not (root / readiness.SUPERVISOR).exists()

@@ -1,9 +1,7 @@
 """Cleanup removes the condition, taint and labels of the Node, or prints the commands that do."""
 
 import json
-import threading
 
-import anyio
 import pytest
 
 from gpu_plugin.cli import main
@@ -28,26 +26,12 @@ def state(short_path):
 
 @pytest.fixture
 def server():
-    """A Kubernetes API on a thread of its own."""
-    running, ready, end = WritableServer(), threading.Event(), anyio.Event()
-    running.conditions.append({"type": "GPUHealthy", "status": "False"})
-    running.taints = [THEIRS, TAINT]
-    running.labels["nvidia.com/gpu.count"] = "8"
-    running._owned = {"gpu-plugin-condition": {"GPUHealthy"}, "gpu-plugin-labels": {"nvidia.com/gpu.count"}}
-    loops = []
-
-    async def serve():
-        async with running:
-            loops.append(anyio.lowlevel.current_token())
-            ready.set()
-            await end.wait()
-
-    thread = threading.Thread(target=anyio.run, args=(serve,))
-    thread.start()
-    assert ready.wait(10)
-    yield running
-    anyio.from_thread.run_sync(end.set, token=loops[0])
-    thread.join(10)
+    with WritableServer() as running:
+        running.conditions.append({"type": "GPUHealthy", "status": "False"})
+        running.taints = [THEIRS, TAINT]
+        running.labels["nvidia.com/gpu.count"] = "8"
+        running._owned = {"gpu-plugin-condition": {"GPUHealthy"}, "gpu-plugin-labels": {"nvidia.com/gpu.count"}}
+        yield running
 
 
 def cleaned(state, *more):

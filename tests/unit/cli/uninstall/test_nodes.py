@@ -4,8 +4,6 @@ import copy
 import json
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,24 +12,18 @@ import yaml
 from gpu_plugin.cli import main
 from gpu_plugin.cli.uninstall import nodes
 from gpu_plugin.cli.uninstall.nodes import CLEANUP, cleanup_daemonset
+from tests.unit.cluster.http_server import HttpServer
 
 
-class QuietServer(ThreadingHTTPServer):
-    """Says nothing of a client that hung up, as an API server says nothing of it on its client's terminal."""
-
-    def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-
-class Api:
+class Api(HttpServer):
     """An API server for two DaemonSets: the plugin, and the cleanup.
 
-    `statuses` are those that the second shows one after the other, the last one for good; `lingers` says how often the first is
-    still there after it was deleted, and `failures` how often a question for the second fails.
+    `statuses` has the statuses of the cleanup for its next readings, and the last status stays. `lingers` is the number of
+    readings after which the deleted plugin is gone, and `failures` the number of readings of the cleanup that fail.
     """
 
     def __init__(self, found, *statuses):
+        super().__init__()
         self.namespace = "gpus"
         self.objects = {} if found is None else {"plugin": copy.deepcopy(found)}
         self.statuses = list(statuses)
@@ -41,7 +33,10 @@ class Api:
         self.failures = 0
         self.forbidden = False
 
-    def answer(self, method, path, body):
+    def respond(self, writer, method, path, query, headers, body):
+        self.send(writer, *self._answer(method, path, body))
+
+    def _answer(self, method, path, body):
         name = path.removeprefix(f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets").strip("/")
         self.requests.append((method, name))
         if method == "POST":
@@ -75,46 +70,6 @@ class Api:
             del self.statuses[: len(self.statuses) > 1]
         return 200, self.objects[name]
 
-    def __enter__(self):
-        api = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def handle_method(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                code, content = api.answer(self.command, self.path, body)
-                told = json.dumps(content).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(told)))
-                self.end_headers()
-                self.wfile.write(told)
-
-            do_GET = do_POST = do_DELETE = handle_method  # noqa: N815 - as BaseHTTPRequestHandler names them
-
-            def log_message(self, *_):
-                """Tests need no access log."""
-
-        self._server = QuietServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    def kubeconfig(self, directory):
-        path = directory / "kubeconfig"
-        server = {"server": f"http://127.0.0.1:{self._server.server_port}", "insecure-skip-tls-verify": True}
-        content = {
-            "current-context": "here",
-            "clusters": [{"name": "here", "cluster": server}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-            "users": [{"name": "me", "user": {"token": "t"}}],
-        }
-        path.write_text(json.dumps(content))
-        return str(path)
-
 
 def status(ready, wanted):
     return {"observedGeneration": 1, "numberReady": ready, "desiredNumberScheduled": wanted}
@@ -125,16 +80,8 @@ def uninstall(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(nodes, "POLL_INTERVAL", 0.01)
 
     def run(api, *more):
-        arguments = [
-            "uninstall",
-            "--namespace",
-            "gpus",
-            "--daemonset",
-            "plugin",
-            "--kubeconfig",
-            api.kubeconfig(tmp_path),
-        ]
-        code = main([*arguments, *more])
+        asked = ["--namespace", "gpus", "--daemonset", "plugin", "--kubeconfig", api.kubeconfig(tmp_path)]
+        code = main(["uninstall", *asked, *more])
         told = capsys.readouterr()
         return code, told.out, told.err
 
@@ -180,17 +127,14 @@ def annotated(annotations):
     return found
 
 
-@pytest.mark.parametrize(
-    "annotations",
-    [
-        {},
-        APPLIED,
-        {"meta.helm.sh/release-name": "plugin"},
-        {"meta.helm.sh/release-namespace": "gpus"},
-        HELMS | {"meta.helm.sh/release-name": "other"},
-        HELMS | {"meta.helm.sh/release-namespace": "other"},
-    ],
-)
+@pytest.mark.parametrize("annotations", [
+    {},
+    APPLIED,
+    {"meta.helm.sh/release-name": "plugin"},
+    {"meta.helm.sh/release-namespace": "gpus"},
+    HELMS | {"meta.helm.sh/release-name": "other"},
+    HELMS | {"meta.helm.sh/release-namespace": "other"},
+])  # fmt: skip
 def test_the_chart_s_job_changes_nothing_unless_its_helm_release_installed_the_daemonset(uninstall, annotations):
     with Api(annotated(annotations), status(1, 1)) as api:
         code, out, err = uninstall(api, "--helm-release", "gpus/plugin")
@@ -222,8 +166,9 @@ def test_a_helm_release_without_a_namespace_or_name_is_refused_in_one_line(unins
     assert f"--helm-release: {release!r} is not NAMESPACE/NAME" in err
 
 
-def test_an_attempt_that_was_broken_off_is_gone_on_with(uninstall):
-    with Api(None, status(0, 2), status(2, 2)) as api:
+@pytest.mark.parametrize("found", [None, plugin(2)])
+def test_the_cleanup_of_an_earlier_attempt_is_used_and_removed(uninstall, found):
+    with Api(found, status(0, 2), status(2, 2)) as api:
         api.objects["plugin-cleanup"] = cleanup_daemonset(plugin(2))
         code, out, _ = uninstall(api)
     assert code == 0
@@ -280,13 +225,6 @@ def test_of_two_daemonsets_one_that_is_gone_keeps_the_other_from_nothing(uninsta
     assert (code, err) == (0, "")
     assert "DaemonSet gpus/plugin-mps-control-daemon: there is no such DaemonSet" in out
     assert "DaemonSet gpus/plugin: 1 of 1 node is clean" in out
-
-
-def test_what_an_earlier_attempt_left_is_used_and_removed(uninstall):
-    with Api(plugin(1), status(1, 1)) as api:
-        api.objects["plugin-cleanup"] = cleanup_daemonset(plugin(2))
-        assert uninstall(api)[0] == 0
-    assert api.objects == {}
 
 
 def test_another_daemonset_of_that_name_is_not_touched(uninstall):

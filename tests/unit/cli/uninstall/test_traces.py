@@ -37,9 +37,11 @@ def node(tmp_path):
 
 def write_labels(directory, state):
     """Write the file of labels and its record, as a daemon does."""
-    written = WrittenFiles(StateDirectory(state))
-    FeaturesFile(directory, written).write({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "8"})
-    assert written.keep()
+    labels = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "8"}
+    written = StateDirectory(state).read(FEATURES_FILE, WrittenFiles) or WrittenFiles()
+    file = FeaturesFile(directory, written)
+    assert StateDirectory(state).write(FEATURES_FILE, written.updated(file.path, file.digests(labels)))
+    file.write(labels)
 
 
 def refusing(directory, unlink):
@@ -140,8 +142,8 @@ def test_of_two_files_of_labels_only_the_one_that_is_left_stays_remembered(node,
         write_labels(directory, state)
     former.rename(tmp_path / "away")
     assert str(features / "gfd") in remove_traces(state, cdi, sockets, features).removed
-    remembered = WrittenFiles(StateDirectory(state))
-    remembered.load()
+    remembered = StateDirectory(state).read(FEATURES_FILE, WrittenFiles)
+    assert remembered is not None
     assert remembered.directories() == {str(former)}
 
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from gpu_plugin.cluster.labels import features_file
-from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
+from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.config.names import PRESENT, TIMESTAMP
 from gpu_plugin.state.directory import StateDirectory
 from tests.unit.cluster.labels.recorded import names
@@ -30,22 +30,37 @@ OURS = LABELS | {f"nvidia.com/{name}": "x" for name in ("gpu.machine", "gpu.mode
 """The labels that every file of this plugin has."""
 
 
-class Begun(FeaturesFile):
-    """The file in a new process that stores each change at once."""
+class Begun:
+    """The file in a new process, which stores each change at once if the state directory can be written."""
 
     def __init__(self, directory, state):
-        self.memory = WrittenFiles(StateDirectory(state))
-        self.memory.load()
-        super().__init__(directory, self.memory)
+        self._state = StateDirectory(state)
+        self._directory = directory
+        self.memory = self._state.read(FEATURES_FILE, WrittenFiles) or WrittenFiles()
 
-    def announce(self, labels):
-        super().announce(labels)
-        self.memory.keep()
+    @property
+    def file(self):
+        return FeaturesFile(self._directory, self.memory)
+
+    def read(self):
+        return self.file.read()
+
+    def write(self, labels):
+        self.keep(self.file.digests(labels))
+        self.file.write(labels)
+
+    def claim(self, labels):
+        if self.file.equals(labels):
+            self.keep(self.file.digests(labels))
 
     def remove(self):
-        removed = super().remove()
-        self.memory.keep()
+        removed, digests = self.file.remove()
+        self.keep(digests)
         return removed
+
+    def keep(self, digests):
+        self.memory = self.memory.updated(self.file.path, digests)
+        self._state.write(FEATURES_FILE, self.memory)
 
 
 def begun(directory, state):
@@ -95,17 +110,28 @@ def test_a_file_that_somebody_else_wrote_stays(directory, state, content, after_
     assert begun(directory, state).remove(), "what it was replaced by does not"
 
 
-def test_a_kill_between_memory_and_file_leaves_ours_known(directory, state, monkeypatch):
+@pytest.mark.parametrize(("error", "times"), [(SystemExit(), 1), (OSError(errno.EROFS, "Read-only file system"), 9)])
+def test_a_file_that_was_not_replaced_stays_known(directory, state, monkeypatch, error, times):
     begun(directory, state).write(LABELS)
 
-    def killed(*_):
-        raise SystemExit
+    def fail(*_):
+        raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(features_file, "replace_file", killed)
-        with pytest.raises(SystemExit):
-            begun(directory, state).write({**LABELS, "nvidia.com/gpu.count": "7"})
+        patched.setattr(features_file, "replace_file", fail)
+        for stamp in range(times):
+            with pytest.raises(type(error)):
+                begun(directory, state).write({**LABELS, TIMESTAMP: str(stamp)})
     assert begun(directory, state).read() == LABELS
+    assert begun(directory, state).remove()
+
+
+def test_a_write_that_hung_and_ended_late_is_ours(directory, state):
+    late = begun(directory, state)
+    for count in ("7", "8"):
+        written = begun(directory, state)
+        written.keep(written.file.digests({**LABELS, "nvidia.com/gpu.count": count}))
+    late.file.write({**LABELS, "nvidia.com/gpu.count": "7"})
     assert begun(directory, state).remove()
 
 
@@ -131,20 +157,6 @@ def test_where_nothing_is_remembered_a_file_that_only_this_plugin_writes_is_remo
     (directory / "gfd").write_text(content)
     for _ in range(2):
         assert not begun(directory, state).remove(), "it is known to be another one than was written"
-
-
-def test_a_file_that_could_not_be_replaced_for_long_stays_known(directory, state, monkeypatch):
-    begun(directory, state).write(LABELS)
-
-    def refuse(*_):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(features_file, "replace_file", refuse)
-        for stamp in range(9):
-            with pytest.raises(OSError, match="Read-only"):
-                begun(directory, state).write({**LABELS, TIMESTAMP: str(stamp)})
-    assert begun(directory, state).remove()
 
 
 def test_without_a_state_directory_this_process_knows_what_it_wrote(directory, tmp_path):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpu_plugin.cluster.labels.values import HostFacts, VgpuHost, labels_of, sanitised, stamped, valid
 from gpu_plugin.config.names import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
+from gpu_plugin.config.sharing import NamePattern, SharedResource
 from gpu_plugin.devices.node import Engines, Gpu, MigDevice, Node
 from gpu_plugin.nvml.links import clique
 from gpu_plugin.nvml.traits import probe_gpu
@@ -18,7 +18,19 @@ from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
-from tests.unit.cluster.labels.recorded import COMPUTE, GRAPHICS, LISTED, MIXED, MODEL, RULES, SINGLE, cut, host, whole
+from tests.unit.cluster.labels.recorded import (
+    BY_MPS,
+    COMPUTE,
+    GRAPHICS,
+    LISTED,
+    MIXED,
+    MODEL,
+    RULES,
+    SINGLE,
+    cut,
+    host,
+    whole,
+)
 
 DEFAULTS = resolve({}, {})
 VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
@@ -92,9 +104,7 @@ def test_resources_under_names_of_the_operators_own_have_the_same_labels_and_the
 
 
 def test_mps_is_nothing_for_gpus_in_mig_mode():
-    sharing = (SharedResource("nvidia.com/gpu", "nvidia.com/gpu", 4, MPS),)
-    assert told(Node((whole(),)), sharing=sharing)["mps.capable"] == "true"
-    assert told(Node((whole(), cut(1, (1, 1)))), sharing=sharing)["mps.capable"] == "false"
+    assert told(Node((whole(), cut(1, (1, 1)))), **BY_MPS)["mps.capable"] == "false"
 
 
 @pytest.mark.parametrize(
@@ -110,22 +120,11 @@ def test_a_driver_s_version_has_two_numbers_or_three(version, parts):
     assert not any(key.startswith("cuda.runtime") for key in labels)
 
 
-@pytest.mark.parametrize(
-    ("capability", "family"),
-    [
-        ((5, 2), "maxwell"),
-        ((6, 1), "pascal"),
-        ((7, 2), "volta"),
-        ((7, 5), "turing"),
-        ((8, 6), "ampere"),
-        ((8, 9), "ada-lovelace"),
-        ((9, 0), "hopper"),
-        ((10, 3), "blackwell"),
-        ((12, 1), "blackwell"),
-        ((13, 0), "rubin"),
-        ((11, 0), "undefined"),
-    ],
-)
+@pytest.mark.parametrize(("capability", "family"), [
+    ((5, 2), "maxwell"), ((6, 1), "pascal"), ((7, 2), "volta"), ((7, 5), "turing"), ((8, 6), "ampere"),
+    ((8, 9), "ada-lovelace"), ((9, 0), "hopper"), ((10, 3), "blackwell"), ((12, 1), "blackwell"), ((13, 0), "rubin"),
+    ((11, 0), "undefined"),
+])  # fmt: skip
 def test_the_family_is_the_compute_capability_s(capability, family):
     labels = told(Node((replace(whole(), compute_capability=capability),)))
     assert labels["gpu.family"] == family
@@ -192,9 +191,6 @@ def test_simulated_nodes_have_every_label_that_goes_with_their_hardware(name, st
             assert int(labels[f"mig-{each}.slices.gi"]) >= int(labels[f"mig-{each}.slices.ci"])
 
 
-# Values
-
-
 def test_names_are_sanitised_as_gpu_feature_discovery_does_it():
     assert sanitised("Quadro RTX 6000/8000") == "Quadro-RTX-60008000"
     assert sanitised("NVIDIA  H100 80GB  HBM3 ") == "NVIDIA-H100-80GB-HBM3"
@@ -211,43 +207,36 @@ def test_a_value_is_cut_to_what_kubernetes_takes():
 anything = st.text(max_size=90)
 small = st.integers(0, 20)
 optional = st.none() | small
+engines = st.none() | st.builds(Engines, *[small] * 6)
+slices = st.builds(MigDevice, anything, small, small, small, anything, st.booleans(), *[optional] * 5, engines)
+gpu = st.builds(
+    Gpu,
+    anything,
+    small,
+    model=anything,
+    memory_bytes=optional,
+    compute_capability=st.none() | st.tuples(small, small),
+    mig_capable=st.booleans(),
+    mig_enabled=st.booleans(),
+    mig_devices=st.lists(slices, max_size=3).map(tuple),
+)
+hosts = st.builds(HostFacts, st.none() | anything, vgpu=st.none() | st.builds(VgpuHost, anything, anything))
 
 
-@given(st.data())
-def test_whatever_is_known_of_a_node_every_label_is_one_that_kubernetes_takes(data):
-    draw = data.draw
-    slices = st.builds(
-        MigDevice,
-        anything,
-        small,
-        small,
-        small,
-        anything,
-        st.booleans(),
-        optional,
-        optional,
-        optional,
-        optional,
-        optional,
-        st.none() | st.builds(Engines, *[small] * 6),
-    )
-    gpu = st.builds(
-        Gpu,
-        anything,
-        small,
-        model=anything,
-        memory_bytes=optional,
-        compute_capability=st.none() | st.tuples(small, small),
-        mig_capable=st.booleans(),
-        mig_enabled=st.booleans(),
-        mig_devices=st.lists(slices, max_size=3).map(tuple),
-    )
-    gpus = tuple(draw(st.lists(gpu, max_size=4)))
-    cliques = {each.uuid: draw(anything) for each in gpus}
-    node = Node(gpus, {}, draw(anything), frozenset(), cliques, draw(st.none() | st.tuples(small, small)))
-    facts = HostFacts(draw(st.none() | anything), {}, draw(st.none() | st.builds(VgpuHost, anything, anything)))
-    settings = replace(DEFAULTS, **draw(st.sampled_from([{}, SINGLE, MIXED])))
-    for key, value in labels_of(node, settings, facts).items():
+@given(
+    st.lists(gpu, max_size=4).map(tuple),
+    anything,
+    anything,
+    st.none() | st.tuples(small, small),
+    hosts,
+    st.sampled_from([{}, SINGLE, MIXED]),
+)
+def test_whatever_is_known_of_a_node_every_label_is_one_that_kubernetes_takes(
+    gpus, clique_id, driver, cuda, facts, settings
+):
+    cliques = {each.uuid: clique_id for each in gpus}
+    node = Node(gpus, {}, driver, frozenset(), cliques, cuda)
+    for key, value in labels_of(node, replace(DEFAULTS, **settings), facts).items():
         prefix, _, name = key.partition("/")
         assert prefix == "nvidia.com"
         assert NAME.fullmatch(name)
