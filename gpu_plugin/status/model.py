@@ -43,8 +43,9 @@ class Problem(Part, frozen=True, kw_only=True):
     """A problem of the node, or something that an operator should know.
 
     `kind` is a row of `remedies.REMEDIES`, or `gpu-SIGNAL`. `title` has a few words, `cause` a sentence. `object` names what is
-    concerned: a GPU, a resource, a file, the node. `gpu` is the uuid of a GPU. `pods` are the pods that use it, as
-    namespace/name, or None if they are not known. `recovers` completes the sentence "Recovers when".
+    concerned: a GPU, a resource, a file, the node. `gpu` is the uuid of a GPU, and `withholds` are the uuids of the GPUs whose
+    devices the problem keeps from pods. `pods` are the pods that use it, as namespace/name, or None if they are not known.
+    `recovers` completes the sentence "Recovers when".
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Problem(Part, frozen=True, kw_only=True):
     cause: str
     object: str = ""
     gpu: str = ""
+    withholds: tuple[str, ...] = ()
     since: float | None = None
     pods: tuple[str, ...] | None = ()
     steps: tuple[Step, ...] = ()

@@ -135,7 +135,8 @@ def _gpus(status: Status, shell: Shell) -> Iterator[Problem]:
             withheld.setdefault(why, []).append(gpu)
     for why, gpus in withheld.items():
         title = f"{_named(gpus)} {are(len(gpus))} withheld"
-        yield _node("withheld", "warning", title, why, shell, "the cause is removed", _named(gpus))
+        problem = _node("withheld", "warning", title, why, shell, "the cause is removed", _named(gpus))
+        yield replace(problem, withholds=tuple(gpu.uuid for gpu in gpus))
 
 
 def _named(gpus: Sequence[Gpu]) -> str:

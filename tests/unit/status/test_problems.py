@@ -129,6 +129,7 @@ def test_a_cause_that_withholds_several_gpus_is_one_problem_with_its_own_remedy(
     some = tuple(Gpu(index=at, uuid=f"GPU-{at}", state="withheld", withheld=(why,)) for at in range(4))
     (problem,) = problems(replace(WELL, gpus=some), SHELL)
     assert problem.cause == "gpu-plugin mps does not run on this node"
+    assert problem.withholds == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
     assert [step.text for step in problem.steps] == ["Start gpu-plugin mps"]
 
 
