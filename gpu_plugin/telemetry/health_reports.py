@@ -17,11 +17,9 @@ from gpu_plugin.health.wording import Change, news
 
 log = logging.getLogger(__name__)
 
-REPEAT_LOG = 60.0
-"""Seconds between two log lines with the same content."""
+REPEAT_LOG = 60.0  # seconds between two log lines with the same content
 
-Subscriber = Callable[[Transition], None]
-"""Called with each change of verdict, on the event loop. It must not block."""
+Subscriber = Callable[[Transition], None]  # called with each change of verdict, on the event loop. It must not block.
 
 _LEVELS = {
     Verdict.OK: logging.INFO,

@@ -35,13 +35,13 @@ class ServedDaemon(Protocol):
         """Whether the status page is enabled now."""
 
     def page_names(self) -> Collection[str]:
-        """The names under which the status page may be shown."""
+        """The names, in lower case, under which the status page may be shown in addition to localhost and addresses."""
 
     async def page_status(self) -> "Status":
-        """The status for the status page."""
+        """The status for the status page, with pods, links and the newest events."""
 
     def links_picture(self) -> str:
-        """The picture of the links as SVG."""
+        """The picture of the links as SVG; empty if no links are known."""
 
 
 class Listener:
