@@ -134,10 +134,7 @@ def test_old_pauses_are_dropped():
             {"offered": False, "resources": {}, "unserved": ["two entries share nvidia.com/gpu"]},
             "[-]resources failed: no resource is served: two entries share nvidia.com/gpu",
         ),
-        (
-            {"standings": {}},
-            "[-]registrations failed: nvidia.com/gpu: it has not been registered yet",
-        ),
+        ({"standings": {}}, "[-]registrations failed: nvidia.com/gpu: it has not been registered yet"),
         (
             {"standings": {GPU: ResourceRegistration(SOCKET, why=UNHEARD)}},
             "[-]registrations failed: nvidia.com/gpu: registered, but the kubelet has not opened its stream yet",

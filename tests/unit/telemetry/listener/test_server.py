@@ -23,6 +23,7 @@ PATIENT = Limits(step=30, goodbye=30)
 HURRIED = Limits(step=0.05, goodbye=0.05)
 LARGE = "x" * 2**24
 GET = b"GET /good HTTP/1.1\r\nHost: a\r\n\r\n"
+SLOW = b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 async def _good(_):
@@ -46,13 +47,7 @@ async def _unchanged(request):
     return Answer(304, "", headers=(("ETag", request.headers["if-none-match"]), ("X-Several", request.headers["x"])))
 
 
-PAGES = {
-    "/good": _good,
-    "/large": _large,
-    "/slow": _slow,
-    "/broken": _broken,
-    "/same": _unchanged,
-}
+PAGES = {"/good": _good, "/large": _large, "/slow": _slow, "/broken": _broken, "/same": _unchanged}
 
 
 @asynccontextmanager
@@ -301,20 +296,23 @@ async def test_a_young_connection_is_not_closed_to_make_room():
             await client.aclose()
 
 
-async def test_an_idle_connection_is_closed_before_an_older_connection_with_a_request():
+async def test_connections_that_wait_for_an_answer_are_closed_last():
     async with serving(Limits(connections=2, grace=0, step=30)) as (made, port):
-        slow = await anyio.connect_tcp("127.0.0.1", port)
-        await slow.send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
-        await until(lambda: [visit.answering for visit in made._visits] == [True])
-        [answering] = made._visits
-        idle = await anyio.connect_tcp("127.0.0.1", port)
-        await until(lambda: len(made._visits) == 2)
+        slow, idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
+        await slow.send(SLOW)
+        await until(lambda: [visit.answering for visit in made._visits] == [True, False])
         assert body(await ask(port, GET)) == "all is well\n"
         with anyio.fail_after(20):
             assert await everything(idle) == b""
-        assert answering in made._visits
-        await slow.aclose()
-        await idle.aclose()
+        later = await anyio.connect_tcp("127.0.0.1", port)
+        await later.send(SLOW)
+        await until(lambda: [visit.answering for visit in made._visits] == [True, True])
+        assert body(await ask(port, GET)) == "all is well\n"
+        with anyio.fail_after(20):
+            assert await everything(slow) == b""  # the oldest made room
+        assert [visit.answering for visit in made._visits].count(True) == 1
+        for client in (slow, idle, later):
+            await client.aclose()
 
 
 async def test_the_server_stops_while_a_connection_waits_for_room():
@@ -323,20 +321,6 @@ async def test_the_server_stops_while_a_connection_waits_for_room():
         await until(lambda: len(made._visits) == 1)
     for client in clients:
         await client.aclose()
-
-
-async def test_connections_that_wait_for_an_answer_are_closed_last():
-    async with serving(Limits(connections=2, step=30)) as (made, port):
-        slow = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
-        for client in slow:
-            await client.send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
-        await until(lambda: [visit.answering for visit in made._visits] == [True, True])
-        assert body(await ask(port, GET)) == "all is well\n"
-        with anyio.fail_after(20):
-            assert await everything(slow[0]) == b""  # the oldest made room
-        assert [visit.answering for visit in made._visits].count(True) == 1
-        for client in slow:
-            await client.aclose()
 
 
 async def test_a_lack_of_descriptors_is_one_error(caplog, monkeypatch):
