@@ -198,13 +198,9 @@ async def test_metrics_are_openmetrics_for_who_asks_for_them():
     probes = Probes(Facts)
     probes.status = status
     asked = Request("/metrics", {"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"})
-    answer = await probes.pages["/metrics"](asked)
-    assert isinstance(answer, Answer)
-    assert answer.content_type == OPENMETRICS.content_type
-    assert answer.text.endswith("\n# EOF\n")
-    plain = await answered_on(probes, "/metrics")
-    assert plain.content_type == PROMETHEUS.content_type
-    assert "# EOF" not in plain.text
+    answer, plain = await probes.pages["/metrics"](asked), await answered_on(probes, "/metrics")
+    assert (answer.content_type, answer.text.endswith("\n# EOF\n")) == (OPENMETRICS.content_type, True)
+    assert (plain.content_type, "# EOF" in plain.text) == (PROMETHEUS.content_type, False)
 
 
 async def test_samples_are_made_while_they_are_written(monkeypatch):
