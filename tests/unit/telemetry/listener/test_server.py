@@ -24,6 +24,7 @@ HURRIED = Limits(step=0.05, goodbye=0.05)
 LARGE = "x" * 2**24
 GET = b"GET /good HTTP/1.1\r\nHost: a\r\n\r\n"
 SLOW = b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n"
+LARGE_PAGE = b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 async def _good(_):
@@ -109,7 +110,7 @@ async def test_a_page_has_its_headers():
 
 async def test_a_large_page_arrives_whole_with_its_own_type():
     async with serving() as (_, port):
-        answer = await ask(port, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        answer = await ask(port, LARGE_PAGE)
     assert body(answer) == LARGE
     assert f"Content-Type: {PROMETHEUS.content_type}" in head(answer)
 
@@ -214,7 +215,7 @@ async def test_a_slow_head_times_out():
 
 async def test_a_slow_page_times_out():
     async with serving(HURRIED) as (_, port):
-        answer = await ask(port, b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        answer = await ask(port, SLOW)
     assert head(answer)[0] == "HTTP/1.1 503 Service Unavailable"
     assert body(answer) == "no answer within 0.05 s\n"
 
@@ -222,7 +223,7 @@ async def test_a_slow_page_times_out():
 async def test_a_client_that_never_reads_is_reset():
     async with serving(HURRIED) as (made, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write(LARGE_PAGE)
         await until(lambda: made._visits)
         await until(lambda: not made._visits)
         with pytest.raises(ConnectionResetError):  # noqa: PT012 - whatever was sent before can be read
@@ -243,8 +244,8 @@ async def test_a_client_that_leaves_early_leaves_no_connection():
         for request in (
             b"",
             GET[:5],
-            b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n",
-            b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n",
+            SLOW,
+            LARGE_PAGE,
         ):
             client = socket.create_connection(("127.0.0.1", port))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it sends RST
@@ -297,13 +298,15 @@ async def test_a_young_connection_is_not_closed_to_make_room():
 
 
 async def test_connections_that_wait_for_an_answer_are_closed_last():
-    async with serving(Limits(connections=2, grace=0, step=30)) as (made, port):
-        slow, idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
+    async with serving(Limits(connections=2, grace=0, step=30, goodbye=30)) as (made, port):
+        slow, answered = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
         await slow.send(SLOW)
+        await answered.send(GET)
+        assert body(await answered.receive()) == "all is well\n"
         await until(lambda: [visit.answering for visit in made._visits] == [True, False])
         assert body(await ask(port, GET)) == "all is well\n"
         with anyio.fail_after(20):
-            assert await everything(idle) == b""
+            assert await everything(answered) == b""
         later = await anyio.connect_tcp("127.0.0.1", port)
         await later.send(SLOW)
         await until(lambda: [visit.answering for visit in made._visits] == [True, True])
@@ -311,8 +314,20 @@ async def test_connections_that_wait_for_an_answer_are_closed_last():
         with anyio.fail_after(20):
             assert await everything(slow) == b""  # the oldest made room
         assert [visit.answering for visit in made._visits].count(True) == 1
-        for client in (slow, idle, later):
+        for client in (slow, answered, later):
             await client.aclose()
+
+
+async def test_a_client_that_does_not_read_is_reset_to_make_room():
+    async with serving(Limits(connections=1, grace=0, step=30)) as (made, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(LARGE_PAGE)
+        await until(lambda: [visit.answering for visit in made._visits] == [True])
+        assert body(await ask(port, GET)) == "all is well\n"
+        with pytest.raises(ConnectionResetError):  # noqa: PT012 - whatever was sent before can be read
+            while await reader.read(2**20):
+                pass
+        writer.transport.abort()
 
 
 async def test_the_server_stops_while_a_connection_waits_for_room():
@@ -395,8 +410,8 @@ async def test_an_address_in_use_is_logged_once_and_used_once_it_is_free(monkeyp
 async def test_the_server_stops_at_once_with_open_connections():
     async with serving() as (made, port):
         clients = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(3)]
-        await clients[0].send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
-        await clients[1].send(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        await clients[0].send(SLOW)
+        await clients[1].send(LARGE_PAGE)
         await until(lambda: len(made._visits) == 3)
         began = anyio.current_time()
     assert anyio.current_time() - began < 0.5
