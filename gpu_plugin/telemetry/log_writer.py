@@ -81,7 +81,7 @@ class LogWriter:
 def to_descriptor(descriptor: int) -> Callable[[bytes], None]:
     """Return a function that writes all bytes to a descriptor, however long it takes. It raises OSError.
 
-    After content that was only written in part, the next content begins on a new line. It does not use Python's sys.stderr: if
+    If only a part of a content was written, the next content begins on a new line. It does not use Python's sys.stderr: if
     a thread waits while it holds the lock of sys.stderr, the interpreter crashes at exit.
     """
     torn = False

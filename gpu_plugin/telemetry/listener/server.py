@@ -1,8 +1,8 @@
 """An HTTP/1.1 server for a few small pages. The only module that imports h11.
 
 Clients may be slow, broken or hostile, and must not affect other clients. Each connection has one request. Its bytes and the
-time of each step are limited. Beyond the limit of connections the oldest one is closed, after a moment in which its request
-may arrive; connections that wait for their answer are closed last. So probes are answered even with very many connections.
+time of each step are limited. Beyond the limit of connections the oldest is closed, after a moment in which its request may
+arrive, and a connection that waits for its answer is closed last. So probes are answered even with very many connections.
 """
 
 import asyncio
@@ -152,7 +152,7 @@ class Server:
                 await checkpoint()  # read from this connection before accepting further connections
 
     async def _pause(self, error: OSError) -> None:
-        """Wait before the next accept. Log an error if the last one was more than a minute ago."""
+        """Wait before the next accept. Log an error if there was no such wait within a minute."""
         now = anyio.current_time()
         level = logging.ERROR if now - self._paused >= 60 else logging.DEBUG
         log.log(level, "connections for probes and metrics cannot be accepted now: %s", error.strerror)

@@ -134,7 +134,7 @@ def test_a_read_that_hangs_fails_its_check(short_path, monkeypatch, real, hang, 
     well = ok("can be opened")
     stuck = (lambda path, *_: hang() if path == "/dev/nvidia1" else well) if place is device_nodes else hang
     monkeypatch.setattr(place, name, stuck)
-    seen = {}
+    seen: dict[str, Any] = {}
     for each, finding in examined(looked_at(short_path, 0.2, **options)):
         seen.setdefault(each, finding)
     assert (seen[check].status, found in seen[check].found, bool(seen[check].remedy)) == ("failed", True, True)
