@@ -62,12 +62,8 @@ def _problems(gpu: Gpu | Missing, status: Status) -> tuple[Problem, ...]:
     """Return the problems of a GPU, and the problems that withhold it from pods."""
     if isinstance(gpu, Missing):
         return tuple(each for each in status.problems if each.kind == "missing-gpu" and each.object == gpu.name)
-    withheld = [each for each in status.problems if each.kind == "withheld" and _withholds(each, gpu)]
+    withheld = (each for each in status.problems if gpu.uuid in each.withholds)
     return (*(each for each in status.problems if each.gpu and each.gpu == gpu.uuid), *withheld)
-
-
-def _withholds(problem: Problem, gpu: Gpu) -> bool:
-    return any(why.startswith(problem.cause) for why in gpu.withheld)
 
 
 def lines(gpu: Gpu | Missing, status: Status, now: float, columns: int | None = None) -> Iterator[str]:

@@ -45,7 +45,11 @@ def in_child(work: Callable[[], T], limit: float) -> T:
         _answer(work, writing)
     os.close(writing)
     try:
-        result, error = pickle.loads(_receive(reading, time.monotonic() + limit, limit))  # noqa: S301 - from our own child
+        result, error = pickle.loads(_receive(reading, limit))  # noqa: S301 - from our own child
+    except (EOFError, pickle.UnpicklingError):
+        raise ChildError(
+            "the process that runs the checks ended without an answer: was it killed for lack of memory?"
+        ) from None
     except BaseException:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
@@ -66,28 +70,25 @@ def _answer(work: Callable[[], object], writing: int) -> None:
             result = pickle.dumps((work(), None))
         except Exception as error:  # noqa: BLE001 - raised again by the parent
             result = pickle.dumps((None, error))
-        view = memoryview(len(result).to_bytes(8) + result)
-        while view:
-            view = view[os.write(writing, view) :]
+        with os.fdopen(writing, "wb") as stream:  # closed before the exit, which may hang
+            stream.write(result)
         status = 0
     finally:
         os._exit(status)  # also after an interrupt: no code of the parent's stack may run here
 
 
-def _receive(reading: int, until: float, limit: float) -> bytes:
-    received = bytearray()
-    while len(received) < 8 or len(received) < 8 + int.from_bytes(received[:8]):
-        if not select.select([reading], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise ChildTimeoutError(f"no answer within {round(limit, 1):g} s: the process that runs the checks hangs")
+def _receive(reading: int, limit: float) -> bytes:
+    """Return all bytes until the other end is closed, within `limit` seconds."""
+    until = time.monotonic() + limit
+    received = b""
+    while select.select([reading], [], [], max(0.0, until - time.monotonic()))[0]:
         piece = os.read(reading, 65536)
         if not piece:
-            raise ChildError(
-                "the process that runs the checks ended without an answer: was it killed for lack of memory?"
-            )
+            return received
         received += piece
         if len(received) > _MAX_RESULT_BYTES:
             raise ChildError(f"the answer is longer than {_MAX_RESULT_BYTES} bytes")
-    return bytes(received[8:])
+    raise ChildTimeoutError(f"no answer within {round(limit, 1):g} s: the process that runs the checks hangs")
 
 
 def _reap(child: int) -> None:

@@ -17,12 +17,11 @@ from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.daemon.list_strategy import evidence_for
 from gpu_plugin.devices.absent import no_gpu
 from gpu_plugin.devices.gpu_names import short_bus_id
-from gpu_plugin.doctor.daemon import Daemon, read_daemon, released_gpus
+from gpu_plugin.doctor.daemon import Daemon, read_daemon, released_gpus, written_releases
 from gpu_plugin.doctor.driver import Driver, Gpu, KernelModule, describe_gpu, open_driver, read_module
 from gpu_plugin.doctor.finding import Known, Unknown
 from gpu_plugin.doctor.pod_resources import PodResources, read_pod_resources
 from gpu_plugin.doctor.process import Process, read_process
-from gpu_plugin.doctor.releases import written_releases
 from gpu_plugin.nvml.platforms.choice import Platform
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Explanations for people: the open latches of each GPU, their start, the recovery that closes them, and advice."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -8,12 +8,13 @@ import msgspec
 from gpu_plugin.config.times import duration, utc
 from gpu_plugin.config.words import are, counted
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.nvml_h import RecoveryAction
 from gpu_plugin.health.hysteresis import Level, Measured, Reading, spelled
-from gpu_plugin.health.latch import CLEAN_SAMPLES, REBOOT, RESET, AnyLatch, Proof, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, AnyLatch, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.signal import KERNEL_LOG, Case
-from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, xid, xid_number
+from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, recovery_action, xid, xid_number
 from gpu_plugin.health.signals.orders import ANNOTATED, CORDON, released
 
 
@@ -96,7 +97,7 @@ def explain(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
                 recovers=recovers(case, unfit=unfit),
                 note=note(case),
                 action=f"nothing: {counted(_missing(latch), 'more check')} to go" if _seen(latch) else to_do,
-                remedy=_remedy(case, to_do),
+                remedy=_remedy(case),
                 persistent=latch.recovery.marks.counting == 0,
                 readings=tuple(readings),
                 xid=xid_number(key),
@@ -113,7 +114,25 @@ def explain(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
     return Explained(whole is not Verdict.FATAL, worst, tuple(signals), devices)
 
 
-def _remedy(case: Case, advised: str) -> Remedy:
+# The work that ends a fault of a signal, if the proof of its latch names none. The signal's advice has the same in words.
+_BY_SIGNAL: Mapping[str, Remedy] = {
+    "hung": Remedy.REBOOT,
+    "lost": Remedy.REBOOT,
+    "reset-required": Remedy.RESET,
+    "retired-pages": Remedy.RESET,
+    "nvlink": Remedy.RESET,
+    "application-errors": Remedy.RESET,
+    "driver-event": Remedy.RESET,
+    "pcie-errors": Remedy.RESET,
+}
+_BY_REQUEST: Mapping[int, Remedy] = {
+    RecoveryAction.GPU_RESET: Remedy.RESET,
+    RecoveryAction.DRAIN_AND_RESET: Remedy.RESET,
+    RecoveryAction.NODE_REBOOT: Remedy.REBOOT,
+}
+
+
+def _remedy(case: Case) -> Remedy:
     """Return the kind of work that closes a latch; NONE once the recovery was seen."""
     signal, latch = case.key.signal, case.latch
     if signal in (CORDON, ANNOTATED):
@@ -124,9 +143,22 @@ def _remedy(case: Case, advised: str) -> Remedy:
         return Remedy.NONE
     if latch.proof is Proof.RMA:
         return Remedy.REPLACE
-    if latch.proof is Proof.REBOOT or REBOOT in advised:
+    if latch.proof is Proof.REBOOT:
         return Remedy.REBOOT
-    return Remedy.RESET if latch.proof is Proof.RESET or RESET in advised else Remedy.NONE
+    advised = _advised(case)
+    return Remedy.RESET if latch.proof is Proof.RESET and advised is Remedy.NONE else advised
+
+
+def _advised(case: Case) -> Remedy:
+    """Return the kind of work that the signal itself advises for a latch."""
+    signal, latch = case.key.signal, case.latch
+    if signal == recovery_action.NAME:
+        return _BY_REQUEST.get(latch.memory.action, Remedy.NONE)
+    if signal == xid.NAME:
+        judged = case.policy.xids.judge(int(case.key.part))
+        repeated = judged.count > 1 and latch.verdict > judged.verdict and latch.proof is Proof.QUIET
+        return Remedy.RESET if repeated else Remedy.NONE
+    return _BY_SIGNAL.get(signal, Remedy.NONE)
 
 
 def recovers(case: Case, *, unfit: Sequence[str] = ()) -> str:

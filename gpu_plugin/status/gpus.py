@@ -25,15 +25,15 @@ from gpu_plugin.status.readings import Newest, told
 MAX_REASONS = 8  # in the entry of a resource
 MAX_HOLDERS = 64  # containers in the entry of a GPU or MIG device
 
+# The open latches of a GPU, as `HealthLedger.standing` returns them.
 Standings = Sequence[tuple[LatchKey, AnyLatch, Verdict]]
-"""The open latches of a GPU, as `HealthLedger.standing` returns them."""
 
+# The uuid of a GPU, the id that makes a device visible to a container, and whether no container could use the device even if
+# its hardware were healthy.
 HardwareKey = tuple[str, str, bool]
-"""The uuid of a GPU, the id that makes a device visible to a container, and whether no container could use the device even if
-its hardware were healthy."""
 
+# The number of devices that a container holds, by resource and the id of the hardware.
 Holdings = Mapping[tuple[str, str], Mapping[Holder, int]]
-"""The number of devices that a container holds, by resource and the id of the hardware."""
 
 
 class Listed(msgspec.Struct, frozen=True):

@@ -13,8 +13,8 @@ from gpu_plugin.placement.views.picture import dark_style, picture
 from gpu_plugin.placement.views.report import OfferedResource, held_back
 from gpu_plugin.status.model import Links
 
+# The hash of the picture's own style, for a Content-Security-Policy.
 STYLE_HASH = f"sha256-{b64encode(sha256(dark_style().encode()).digest()).decode()}"
-"""The hash of the picture's own style, for a Content-Security-Policy."""
 
 
 def links(node: Node, resources: Sequence[OfferedResource], name: str) -> tuple[Links | None, str]:

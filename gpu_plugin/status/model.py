@@ -12,20 +12,19 @@ import msgspec
 from gpu_plugin.health.explain import Explanation
 from gpu_plugin.health.notices import Notice
 
-FORMAT = 2
-"""Version of the format. It changes if programs that read the status must be changed."""
+FORMAT = 2  # version of the format. It changes if programs that read the status must be changed.
 
+# critical: pods do not get, or cannot use, some GPUs. warning: something else is not as configured. note: no fault.
 Severity = Literal["critical", "warning", "note"]
-"""critical: pods do not get, or cannot use, some GPUs. warning: something else is not as configured. note: no fault."""
 
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
 
+# unhealthy: a fault of the GPU keeps it from pods. withheld: it is sound, and another fault keeps devices of it from pods.
+# degraded: pods get it, and an operator should look at it. held-back: only an operator's order keeps it from pods.
 GpuState = Literal["unhealthy", "withheld", "degraded", "held-back", "healthy"]
-"""unhealthy: a fault of the GPU keeps it from pods. withheld: it is sound, and another fault keeps devices of it from pods.
-degraded: pods get it, and an operator should look at it. held-back: only an operator's order keeps it from pods."""
 
+# The states, the worst first.
 STATES: tuple[GpuState, ...] = ("unhealthy", "withheld", "degraded", "held-back", "healthy")
-"""The states, the worst first."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +42,9 @@ class Problem(Part, frozen=True, kw_only=True):
     """A problem of the node, or something that an operator should know.
 
     `kind` is a row of `remedies.REMEDIES`, or `gpu-SIGNAL`. `title` has a few words, `cause` a sentence. `object` names what is
-    concerned: a GPU, a resource, a file, the node. `gpu` is the uuid of a GPU. `pods` are the pods that use it, as
-    namespace/name, or None if they are not known. `recovers` completes the sentence "Recovers when".
+    concerned: a GPU, a resource, a file, the node. `gpu` is the uuid of a GPU, and `withholds` are the uuids of the GPUs whose
+    devices the problem keeps from pods. `pods` are the pods that use it, as namespace/name, or None if they are not known.
+    `recovers` completes the sentence "Recovers when".
     """
 
     kind: str
@@ -53,6 +53,7 @@ class Problem(Part, frozen=True, kw_only=True):
     cause: str
     object: str = ""
     gpu: str = ""
+    withholds: tuple[str, ...] = ()
     since: float | None = None
     pods: tuple[str, ...] | None = ()
     steps: tuple[Step, ...] = ()

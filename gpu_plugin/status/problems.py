@@ -1,7 +1,8 @@
 """The problems of a node, worst first, and its headline. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,13 +22,11 @@ def problems(status: Status, shell: Shell) -> tuple[Problem, ...]:
     Problems of the same cause are one problem. The order is: severity, then driver, registration, GPUs, state and CDI, the
     configuration, and the cluster.
     """
-    found = [*_waiting(status, shell)] if status.waiting else [*_driver(status, shell), *_registrations(status, shell)]
-    if not status.waiting:
-        found += [*_missing(status, shell), *_gpus(status, shell), *_resources(status, shell)]
-        found += [*_state(status, shell), *_cdi(status, shell)]
-    found += _configuration(status, shell)
-    if not status.waiting:
-        found += _cluster(status, shell)
+    if status.waiting:
+        found = [_waiting(status, shell), *_configuration(status, shell)]
+    else:
+        parts = (_driver, _registrations, _missing, _gpus, _resources, _state, _cdi, _configuration, _cluster)
+        found = [problem for part in parts for problem in part(status, shell)]
     return tuple(sorted(found, key=lambda problem: SEVERITIES.index(problem.severity)))
 
 
@@ -48,40 +47,61 @@ def headline(status: Status, found: Sequence[Problem]) -> str:
     return ", ".join([words, *(f"{count} {state}" for state, count in aside.items())])
 
 
-def _node(
-    kind: str, severity: Severity, title: str, cause: str, shell: Shell, recovers: str, thing: str = NODE
-) -> Problem:
+class _Kind(NamedTuple):
+    """A kind of problem of the node. `recovers` completes the sentence "Recovers when"."""
+
+    severity: Severity
+    title: str  # empty if the title names an object
+    recovers: str
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "waiting": _Kind("critical", "Another daemon has this node", "the other daemon has ended"),
+    "no-configuration": _Kind("critical", "Nothing is served yet", "there is a valid configuration"),
+    "driver": _Kind("critical", "The driver cannot be used", "the driver answers again"),
+    "driver-silent": _Kind("critical", "The driver does not answer", "the driver answers"),
+    "no-gpu": _Kind("note", "No GPU on this node", ""),
+    "restart": _Kind("critical", "The plugin needs a restart", "the plugin was restarted"),
+    "not-registered": _Kind("critical", "", "the kubelet accepts the registration"),
+    "missing-gpu": _Kind("critical", "A GPU is missing", "the driver lists it again"),
+    "withheld": _Kind("warning", "", "the cause is removed"),
+    "resource": _Kind("critical", "", "a device is Healthy"),
+    "state": _Kind("critical", "State is not written", "the state is written"),
+    "cdi": _Kind("critical", "CDI devices cannot be used", "the specifications are written"),
+    "cdi-file": _Kind("note", "CDI leaves a file out", "the file is safe"),
+    "configuration": _Kind("warning", "", "the configuration is valid"),
+    "label": _Kind("warning", "The Node's label is not watched", "the Node's label is read again"),
+    "without-effect": _Kind("note", "A setting has no effect", "the setting is removed, or has all that it needs"),
+    "unoffered": _Kind("warning", "Not served as configured", "hardware and configuration fit"),
+    "cluster": _Kind("warning", "Reports to the cluster fail", "the API server accepts them"),
+    "labels": _Kind("warning", "Node labels are not written", "the labels are written"),
+}
+
+
+def _node(kind: str, cause: str, shell: Shell, thing: str = NODE, title: str = "") -> Problem:
     """Return a problem of the node. A remedy within the cause (`TO_DO`) replaces the table's steps."""
+    severity, usual, recovers = _KINDS[kind]
     about, _, remedy = cause.partition(TO_DO)
     steps = (Step(remedy[:1].upper() + remedy[1:]),) if remedy else of(kind, shell)
-    return Problem(kind=kind, severity=severity, title=title, cause=about, object=thing, steps=steps, recovers=recovers)
+    named = title or usual
+    return Problem(kind=kind, severity=severity, title=named, cause=about, object=thing, steps=steps, recovers=recovers)
 
 
-def _waiting(status: Status, shell: Shell) -> Iterator[Problem]:
-    if status.configuration.since is None:
-        recovers = "there is a valid configuration"
-        yield _node("no-configuration", "critical", "Nothing is served yet", status.waiting, shell, recovers)
-    else:
-        yield _node(
-            "waiting", "critical", "Another daemon has this node", status.waiting, shell, "the other daemon has ended"
-        )
+def _waiting(status: Status, shell: Shell) -> Problem:
+    return _node("no-configuration" if status.configuration.since is None else "waiting", status.waiting, shell)
 
 
 def _driver(status: Status, shell: Shell) -> Iterator[Problem]:
     driver = status.driver
     if driver.trouble:
-        recovers = "the driver answers again"
-        yield _node("driver", "critical", "The driver cannot be used", driver.trouble, shell, recovers, "driver")
+        yield _node("driver", driver.trouble, shell, "driver")
     elif not driver.answered:
         cause = "The driver has not answered yet, so no GPU is known to be usable"
-        yield _node(
-            "driver-silent", "critical", "The driver does not answer", cause, shell, "the driver answers", "driver"
-        )
+        yield _node("driver-silent", cause, shell, "driver")
     if driver.no_gpu:
-        yield _node("no-gpu", "note", "No GPU on this node", driver.no_gpu, shell, "", "driver")
+        yield _node("no-gpu", driver.no_gpu, shell, "driver")
     if driver.restart:
-        recovers = "the plugin was restarted"
-        yield _node("restart", "critical", "The plugin needs a restart", driver.restart, shell, recovers, "driver")
+        yield _node("restart", driver.restart, shell, "driver")
 
 
 def _registrations(status: Status, shell: Shell) -> Iterator[Problem]:
@@ -94,21 +114,12 @@ def _registrations(status: Status, shell: Shell) -> Iterator[Problem]:
             by_reason.setdefault(resource.registration.why, []).append(name)
     for why, names in by_reason.items():
         title = f"{names[0]} is not registered" if len(names) == 1 else f"{len(names)} resources are not registered"
-        recovers = "the kubelet accepts the registration"
-        yield _node("not-registered", "critical", title, why, shell, recovers, ", ".join(names))
+        yield _node("not-registered", why, shell, ", ".join(names), title)
 
 
 def _missing(status: Status, shell: Shell) -> Iterator[Problem]:
     for gpu in status.missing:
-        problem = _node(
-            "missing-gpu",
-            "critical",
-            "A GPU is missing",
-            f"{gpu.name}: {gpu.why}",
-            shell,
-            "the driver lists it again",
-            gpu.name,
-        )
+        problem = _node("missing-gpu", f"{gpu.name}: {gpu.why}", shell, gpu.name)
         forget = shell.command(f"gpu-plugin uncordon {gpu.uuid} --override")
         more = (Step("If it was removed for good, delete its record", forget),) if gpu.uuid else ()
         yield replace(problem, gpu=gpu.uuid, steps=(*problem.steps, *more))
@@ -135,7 +146,8 @@ def _gpus(status: Status, shell: Shell) -> Iterator[Problem]:
             withheld.setdefault(why, []).append(gpu)
     for why, gpus in withheld.items():
         title = f"{_named(gpus)} {are(len(gpus))} withheld"
-        yield _node("withheld", "warning", title, why, shell, "the cause is removed", _named(gpus))
+        problem = _node("withheld", why, shell, _named(gpus), title)
+        yield replace(problem, withholds=tuple(gpu.uuid for gpu in gpus))
 
 
 def _named(gpus: Sequence[Gpu]) -> str:
@@ -182,17 +194,14 @@ def _resources(status: Status, shell: Shell) -> Iterator[Problem]:
         gpus = {gpu.uuid for gpu in status.gpus for each in gpu.devices if each.resource == name}
         if resource.devices > resource.retired and not resource.healthy and not (gpus and gpus <= unfit):
             cause = "; ".join(resource.reasons) or "none of its devices is Healthy"
-            yield _node(
-                "resource", "critical", f"{name} has no Healthy device", cause, shell, "a device is Healthy", name
-            )
+            yield _node("resource", cause, shell, name, f"{name} has no Healthy device")
 
 
 def _state(status: Status, shell: Shell) -> Iterator[Problem]:
     state = status.state
     if state.trouble:
         cause = state.trouble if state.directory in state.trouble else f"{state.directory}: {state.trouble}"
-        recovers = "the state is written"
-        yield _node("state", "critical", "State is not written", cause, shell, recovers, state.directory)
+        yield _node("state", cause, shell, state.directory)
 
 
 def _cdi(status: Status, shell: Shell) -> Iterator[Problem]:
@@ -200,10 +209,9 @@ def _cdi(status: Status, shell: Shell) -> Iterator[Problem]:
     if cdi is None:
         return
     if cdi.trouble:
-        recovers = "the specifications are written"
-        yield _node("cdi", "critical", "CDI devices cannot be used", cdi.trouble, shell, recovers, cdi.directory)
+        yield _node("cdi", cdi.trouble, shell, cdi.directory)
     for complaint in cdi.complaints:
-        yield _node("cdi-file", "note", "CDI leaves a file out", complaint, shell, "the file is safe", cdi.directory)
+        yield _node("cdi-file", complaint, shell, cdi.directory)
 
 
 def _configuration(status: Status, shell: Shell) -> Iterator[Problem]:
@@ -212,25 +220,17 @@ def _configuration(status: Status, shell: Shell) -> Iterator[Problem]:
         where = configuration.wanted or configuration.file or "configuration"
         former = configuration.since is not None
         title = "The new configuration is refused" if former else "The configuration is refused"
-        yield _node("configuration", "warning", title, refused, shell, "the configuration is valid", where)
+        yield _node("configuration", refused, shell, where, title)
     if configuration.unheard:
-        recovers = "the Node's label is read again"
-        yield _node("label", "warning", "The Node's label is not watched", configuration.unheard, shell, recovers)
+        yield _node("label", configuration.unheard, shell)
     for why in configuration.without_effect:
-        recovers = "the setting is removed, or has all that it needs"
-        yield _node("without-effect", "note", "A setting has no effect", why, shell, recovers, "configuration")
+        yield _node("without-effect", why, shell, "configuration")
     for why in status.unoffered:
-        recovers = "hardware and configuration fit"
-        yield _node("unoffered", "warning", "Not served as configured", why, shell, recovers, "configuration")
+        yield _node("unoffered", why, shell, "configuration")
 
 
 def _cluster(status: Status, shell: Shell) -> Iterator[Problem]:
     for why in status.cluster.trouble if status.cluster is not None else ():
-        yield _node(
-            "cluster", "warning", "Reports to the cluster fail", why, shell, "the API server accepts them", "cluster"
-        )
+        yield _node("cluster", why, shell, "cluster")
     if status.labels.trouble:
-        recovers = "the labels are written"
-        yield _node(
-            "labels", "warning", "Node labels are not written", status.labels.trouble, shell, recovers, "labels"
-        )
+        yield _node("labels", status.labels.trouble, shell, "labels")

@@ -17,6 +17,7 @@ from gpu_plugin.devices.nvml_h import (
 )
 from gpu_plugin.health.observation import Fabric, Sample
 
+# The reasons for reduced clocks, by the bit of `Sample.clocks_event_reasons`.
 CLOCKS_EVENTS: Mapping[str, int] = {
     "sw_power_cap": CLOCKS_SW_POWER_CAP,
     "hw_slowdown": CLOCKS_HW_SLOWDOWN,
@@ -24,24 +25,22 @@ CLOCKS_EVENTS: Mapping[str, int] = {
     "hw_thermal_slowdown": CLOCKS_HW_THERMAL_SLOWDOWN,
     "hw_power_brake": CLOCKS_HW_POWER_BRAKE_SLOWDOWN,
 }
-"""The reasons for reduced clocks, by the bit of `Sample.clocks_event_reasons`."""
 
+# Recovery actions that a driver may request, by number.
 RECOVERY_ACTIONS: tuple[str, ...] = tuple(action.name.lower() for action in RecoveryAction)
-"""Recovery actions that a driver may request, by number."""
 
-FABRIC_STATES = ("not_started", "in_progress", "completed", "failed")
-"""The states of a GPU in joining its fabric."""
+FABRIC_STATES = ("not_started", "in_progress", "completed", "failed")  # the states of a GPU in joining its fabric
 
 _ABOUT_THE_LOOK = frozenset({"fault", "detail", "binding", "counting", "asked"})
 
 _READ = tuple(name for name in Sample.__struct_fields__ if name not in _ABOUT_THE_LOOK)
 
+# The counts and flags of memory, NVLink, PCIe and licenses.
 _SHOWN_AS_READ = tuple(
     name
     for name in _READ
     if name.startswith(("ecc_", "sram_", "unrepairable_", "remap", "retired_", "nvlink_", "pcie_", "vgpu_"))
 )
-"""The counts and flags of memory, NVLink, PCIe and licenses."""
 
 
 class Newest(NamedTuple):

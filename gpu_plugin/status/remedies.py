@@ -14,8 +14,7 @@ from gpu_plugin.health.notices import Notice
 from gpu_plugin.health.signal import REPLACE
 from gpu_plugin.status.model import Step
 
-TO_DO = "; to do: "
-"""Separates the problem and the remedy in a reason that other packages make."""
+TO_DO = "; to do: "  # separates the problem and the remedy in a reason that other packages make
 
 
 class Shell(msgspec.Struct, frozen=True):
@@ -38,16 +37,17 @@ class Shell(msgspec.Struct, frozen=True):
         return self.command(command) if command.startswith("gpu-plugin") else command
 
 
+# Commands that differ: in a pod, and on a node without a cluster.
 _PLACES: Mapping[str, tuple[str, str]] = {
     "LOG": ("kubectl logs -n NAMESPACE POD", "journalctl -u gpu-plugin"),
     "RESTART": ("kubectl delete pod -n NAMESPACE POD", "systemctl restart gpu-plugin"),
 }
-"""Commands that differ: in a pod, and on a node without a cluster."""
 
 DETAILS = Step("See all checks of the node", "gpu-plugin doctor")
 LOG = Step("Read the daemon's log", "LOG")
 RESTART = Step("Restart the plugin", "RESTART")
 
+# The steps of each kind of problem of the node.
 REMEDIES: Mapping[str, tuple[Step, ...]] = {
     "waiting": (Step("Wait for the other daemon to end, or end it: one daemon serves a node"), DETAILS),
     "no-configuration": (Step("Give the Node's label the name of a valid config file"), DETAILS),
@@ -72,7 +72,6 @@ REMEDIES: Mapping[str, tuple[Step, ...]] = {
     "no-gpu": (),
     "withheld": (DETAILS,),
 }
-"""The steps of each kind of problem of the node."""
 
 KEEP_AWAY = Step("Keep new pods away from the node", "kubectl cordon NODE")
 DRAIN = Step("Move its pods to other nodes", "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data")
@@ -112,8 +111,7 @@ def of_notice(notice: Notice, gpu: str, shell: Shell, *, released: bool) -> tupl
     return _spelled((advice, *steps, *undo), shell)
 
 
-_STEPS_SAY_IT = frozenset({RESET, REBOOT, REPLACE})
-"""Advice that the steps of its remedy have already."""
+_STEPS_SAY_IT = frozenset({RESET, REBOOT, REPLACE})  # advice that the steps of its remedy have already
 
 
 def reset_steps(gpu: str, *, released: bool, persistent: bool) -> tuple[Step, ...]:

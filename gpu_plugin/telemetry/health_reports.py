@@ -17,11 +17,9 @@ from gpu_plugin.health.wording import Change, news
 
 log = logging.getLogger(__name__)
 
-REPEAT_LOG = 60.0
-"""Seconds between two log lines with the same content."""
+REPEAT_LOG = 60.0  # seconds between two log lines with the same content
 
-Subscriber = Callable[[Transition], None]
-"""Called with each change of verdict, on the event loop. It must not block."""
+Subscriber = Callable[[Transition], None]  # called with each change of verdict, on the event loop. It must not block.
 
 _LEVELS = {
     Verdict.OK: logging.INFO,
@@ -73,7 +71,7 @@ class RepeatedXids:
         self._logged[uuid, xid] = self._clock(), 0
 
     def count(self, uuid: str, xid: int, name: str, verdict: Verdict, gpus: Iterable[Gpu] = ()) -> None:
-        """Count an Xid that changed no verdict. `name` is the Xid's, `verdict` the policy's, and `gpus` are those of the node."""
+        """Count an Xid that changed no verdict. `name` is the Xid's, `verdict` the policy's, and `gpus` has the node's GPUs."""
         now = self._clock()
         logged_at, since = self._logged.get((uuid, xid), (float("-inf"), 0))
         if now - logged_at < REPEAT_LOG:

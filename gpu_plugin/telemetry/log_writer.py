@@ -11,11 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-MAX_BYTES = 1024 * 1024
-"""Largest size of lines that wait to be written; about 5,000 lines."""
-
-PATIENCE = 0.5
-"""Seconds for which the end of the process waits for the remaining lines to be written."""
+MAX_BYTES = 1024 * 1024  # largest size of lines that wait to be written; about 5,000 lines
+PATIENCE = 0.5  # seconds for which the end of the process waits for the remaining lines to be written
 
 
 class LogWriter:
@@ -34,8 +31,7 @@ class LogWriter:
         self._busy = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self.dropped = 0
-        """Number of lines that were dropped since the start."""
+        self.dropped = 0  # number of lines that were dropped since the start
 
     def put(self, line: str) -> None:
         """Queue a line for writing, or drop it if the queue is full. Never waits for the writing."""
@@ -85,7 +81,7 @@ class LogWriter:
 def to_descriptor(descriptor: int) -> Callable[[bytes], None]:
     """Return a function that writes all bytes to a descriptor, however long it takes. It raises OSError.
 
-    After content that was only written in part, the next content begins on a new line. It does not use Python's sys.stderr: if
+    If only a part of a content was written, the next content begins on a new line. It does not use Python's sys.stderr: if
     a thread waits while it holds the lock of sys.stderr, the interpreter crashes at exit.
     """
     torn = False

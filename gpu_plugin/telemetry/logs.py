@@ -29,12 +29,10 @@ _LOGGING_PEER_CANCELS = "grpclib.server"
 _CHATTY = ("grpclib", "asyncio", "hpack", "h2", "httpx", "httpcore", "httpx2", "httpcore2")
 
 
-_gpus: Mapping[str, tuple[int, str]] = {}
-"""Index and PCI bus id of GPUs, by uuid."""
+_gpus: Mapping[str, tuple[int, str]] = {}  # index and PCI bus id of GPUs, by uuid
 
 _writer: LogWriter | None = None
-_stream: object = None
-"""The stream of the writer."""
+_stream: object = None  # the stream of the writer
 
 
 class _Queued(logging.Handler):

@@ -22,18 +22,10 @@ from typing import Any
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)  # these lines are logged at any --log-level
 
-MAX_STACKS = 100
-"""Largest number of tasks, and of threads, that are logged."""
-
-MAX_FRAMES = 12
-"""Largest number of frames that are logged for each; the innermost."""
-
-WIDTH = 200
-"""Longest name of a task or file in characters; only its end is logged if it is longer."""
-
-
-SECONDS_BETWEEN = 1.0
-"""Shortest time in seconds between two answered signals."""
+MAX_STACKS = 100  # largest number of tasks, and of threads, that are logged
+MAX_FRAMES = 12  # largest number of frames that are logged for each; the innermost
+WIDTH = 200  # longest name of a task or file in characters; only its end is logged if it is longer
+SECONDS_BETWEEN = 1.0  # shortest time in seconds between two answered signals
 
 
 @contextmanager
@@ -99,8 +91,8 @@ def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:
     yield from _left_out(len(threads))
 
 
+# The attributes for the frame and for the awaited object: of a coroutine, an asynchronous generator and a generator.
 _WAITING = (("cr_frame", "cr_await"), ("ag_frame", "ag_await"), ("gi_frame", "gi_yieldfrom"))
-"""The attributes for the frame and for the awaited object: of a coroutine, an asynchronous generator and a generator."""
 
 
 def awaited(task: "asyncio.Task[Any]") -> list[tuple[CodeType, int]]:

@@ -4,17 +4,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-PLAIN = "text/plain; charset=utf-8"
-
 Headers = tuple[tuple[str, str], ...]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to a page.
-
-    `headers` are by name in lower case. If a name occurs several times, its values are joined by commas, as RFC 9110, 5.3
-    allows.
-    """
+    """A request to a page. `headers` are by name in lower case, and several values of a name are joined by commas."""
 
     path: str = "/"
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -25,9 +19,9 @@ class Answer(msgspec.Struct, frozen=True):
 
     status: int
     text: str
-    content_type: str = PLAIN
+    content_type: str = "text/plain; charset=utf-8"
     headers: Headers = ()
 
 
+# Returns the answer to a request of one path. It never blocks; the server cancels it after `Limits.step` seconds.
 Page = Callable[[Request], Awaitable[Answer]]
-"""Returns the answer to a request of one path. It never blocks; the listener cancels it after `Limits.answer` seconds."""

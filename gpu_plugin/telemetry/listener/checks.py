@@ -14,17 +14,15 @@ from gpu_plugin.kubelet.registrations import ResourceRegistration
 from gpu_plugin.runtime.histogram import Histogram
 from gpu_plugin.telemetry.listener.answer import Answer
 
-BEAT_INTERVAL = 1.0
-"""Seconds between two beats of the event loop."""
+BEAT_INTERVAL = 1.0  # seconds between two beats of the event loop
 
+# A beat that is later than this number of seconds is reported, since the kubelet's calls waited that long too.
 LATE = 5.0
-"""A beat that is later than this number of seconds is reported, since the kubelet's calls waited that long too."""
 
+# Bounds of the histogram of delays, in seconds: an idle loop is a millisecond late, and each delay delays the kubelet.
 LAGS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
-"""Bounds of the histogram of delays, in seconds: an idle loop is a millisecond late, and each delay delays the kubelet."""
 
-RECENT = 60.0
-"""Seconds for which a pause is reported."""
+RECENT = 60.0  # seconds for which a pause is reported
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -53,8 +51,7 @@ class LoopLag:
     def __init__(self) -> None:
         self._last: float | None = None
         self._pauses: list[Pause] = []
-        self.lag = Histogram(LAGS)
-        """Delay of each beat, in seconds."""
+        self.lag = Histogram(LAGS)  # delay of each beat, in seconds
 
     def beat(self, now: float) -> None:
         """Record that the loop runs at this time."""

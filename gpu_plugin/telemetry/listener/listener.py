@@ -1,5 +1,6 @@
 """Starts the HTTP listener of the daemon as soon as its address is known, even before there is anything to serve."""
 
+import resource
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from gpu_plugin.telemetry.metrics.families import Held
 
 
+# Limit of descriptors to set. A higher limit has no use, and slows programs that close every possible descriptor.
+WANTED_DESCRIPTORS = 4096
+
+
 class ServedDaemon(Protocol):
     """The daemon, as the listener asks it."""
 
@@ -30,13 +35,13 @@ class ServedDaemon(Protocol):
         """Whether the status page is enabled now."""
 
     def page_names(self) -> Collection[str]:
-        """The names under which the status page may be shown."""
+        """The names, in lower case, under which the status page may be shown in addition to localhost and addresses."""
 
     async def page_status(self) -> "Status":
-        """The status for the status page."""
+        """The status for the status page, with pods, links and the newest events."""
 
     def links_picture(self) -> str:
-        """The picture of the links as SVG."""
+        """The picture of the links as SVG; empty if no links are known."""
 
 
 class Listener:
@@ -54,15 +59,14 @@ class Listener:
             self._probes.facts = facts
         if not address or self._probes is not None:
             return
-        from gpu_plugin.telemetry.listener import sockets  # noqa: PLC0415 - imported only if used
-        from gpu_plugin.telemetry.listener.probes import Probes  # noqa: PLC0415
+        from gpu_plugin.telemetry.listener.probes import Probes  # noqa: PLC0415 - imported only if used
         from gpu_plugin.telemetry.listener.server import Limits, Server  # noqa: PLC0415
         from gpu_plugin.telemetry.listener.status_page import StatusPage  # noqa: PLC0415
 
         probes = self._probes = Probes(facts)
         page = self._page = StatusPage(lambda: probes.facts().awaited or "the daemon is starting")
-        most = sockets.connections(sockets.allowed())
-        server = Server(*host_and_port(address), {**probes.pages, **page.pages}, Limits(connections=most))
+        limits = Limits(connections=connections())
+        server = Server(*host_and_port(address), {**probes.pages, **page.pages}, limits)
         self._tasks.start_soon(self._run, probes, server.run)
 
     async def _run(self, probes: "Probes", serve: Callable[[], Any]) -> None:
@@ -71,10 +75,7 @@ class Listener:
                 tasks.start_soon(probes.beat)
                 tasks.start_soon(forever, "the listener for probes and metrics", serve)
 
-    def ask(
-        self,
-        daemon: ServedDaemon,
-    ) -> None:
+    def ask(self, daemon: ServedDaemon) -> None:
         """Use the daemon's facts for probes, its status for scrapes, and its content for the status page."""
         if self._probes is not None and self._page is not None:
             self._probes.facts, self._probes.status = daemon.facts, daemon.scraped
@@ -83,3 +84,18 @@ class Listener:
     def stop(self) -> None:
         """Close the listening sockets and all connections."""
         self._scope.cancel()
+
+
+def connections() -> int:
+    """Return the largest number of connections: an eighth of the descriptors, from 2 to 32.
+
+    The kubelet's connections need descriptors too. Raises the limit of descriptors to `WANTED_DESCRIPTORS` if possible, and
+    never lowers it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 32
+    wanted = max(soft, WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS))
+    if wanted != soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return min(max(wanted // 8, 2), 32)

@@ -24,14 +24,9 @@ if TYPE_CHECKING:
     from gpu_plugin.status.model import Status
     from gpu_plugin.telemetry.metrics.families import Held
 
-FRESH = 1.0
-"""Seconds for which the results of calls to our own sockets, and the text of the metrics, are reused."""
-
-PIECE = 0.002
-"""Seconds for which metrics are written without a pause, apart from a few lines."""
-
-LINES = 100
-"""Number of lines that are written between two checks of the clock: 0.3 ms."""
+FRESH = 1.0  # seconds for which the results of calls to our own sockets, and the text of the metrics, are reused
+PIECE = 0.002  # seconds for which metrics are written without a pause, apart from a few lines
+LINES = 100  # number of lines that are written between two checks of the clock: 0.3 ms
 
 
 class Probes:
@@ -39,8 +34,8 @@ class Probes:
 
     def __init__(self, facts: Callable[[], Facts]) -> None:
         self.facts = facts
+        # Returns the daemon's status and the devices that containers hold; None before there is a daemon.
         self.status: Callable[[], Awaitable[tuple[Status, Iterable[Held]]]] | None = None
-        """Returns the daemon's status and the devices that containers hold; None before there is a daemon."""
         self._beats = LoopLag()
         self._started_once = False
         self._called: tuple[float, Mapping[str, str], str] | None = None

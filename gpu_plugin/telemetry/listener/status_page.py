@@ -1,6 +1,6 @@
 """The status page: its files, the status as JSON, and the picture of the links. The browser renders the page.
 
-    Source ──Status──▶ /status.json ──every 2 s──▶ page.js
+    daemon ──Status──▶ /status.json ──every 2 s──▶ page.js
 
 The status is built only on request, and one status is the answer to all requests within a second. Answers never call NVML or
 read files.
@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -24,25 +24,25 @@ from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request
 
 if TYPE_CHECKING:
     from gpu_plugin.status.model import Status
+    from gpu_plugin.telemetry.listener.listener import ServedDaemon
 
-FRESH = 1.0
-"""Seconds for which a status is reused for other requests."""
+FRESH = 1.0  # seconds for which a status is reused for other requests
 
 JSON = "application/json"
 
+# The page's files in this package, and their types.
 ASSETS: Mapping[str, str] = {
     "page.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-"""The page's files in this package, and their types."""
 
+# Content-Security-Policy of the page: only its own files, and no inline script or style.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content-Security-Policy of the page: only its own files, and no inline script or style."""
 
 _ANOTHER_NAME = (
     "the status page is not shown under this name, which may be another site's: open it by IP address or as localhost, or "
@@ -57,27 +57,9 @@ _CLOSED: Headers = (
 
 _NOT_STORED: Headers = (("Cache-Control", "no-store"), *_CLOSED)
 
-_HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(:\d*)?")
-"""uri-host and port of a Host header (RFC 9110, 7.2)."""
+_HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(:\d*)?")  # uri-host and port of a Host header (RFC 9110, 7.2)
 
-LOCALHOST = "localhost"
-"""Browsers and resolvers never query the domain name system for it (RFC 6761, 6.3)."""
-
-
-class Source(Protocol):
-    """The daemon's source of the page's content."""
-
-    def page_is_on(self) -> bool:
-        """Whether the page is enabled now."""
-
-    def page_names(self) -> Collection[str]:
-        """The names under which the page may be shown in addition to localhost and addresses, in lower case."""
-
-    async def page_status(self) -> "Status":
-        """The status, with pods, links and the newest events."""
-
-    def links_picture(self) -> str:
-        """The picture of the links as SVG; empty if no links are known."""
+LOCALHOST = "localhost"  # browsers and resolvers never query the domain name system for it (RFC 6761, 6.3)
 
 
 class StatusPage:
@@ -86,13 +68,12 @@ class StatusPage:
     def __init__(self, awaited: Callable[[], str]) -> None:
         """`awaited` returns why there is no daemon yet. Reads the page's files."""
         self._awaited = awaited
-        self.source: Source | None = None
-        """The daemon's source; None before there is a daemon."""
+        self.source: ServedDaemon | None = None  # None before there is a daemon
         folder = Path(__file__).parent / "page"
         self._assets = {name: (folder / name).read_text(encoding="utf-8") for name in ASSETS}
         self._tags = {name: sha256(text.encode()).hexdigest()[:16] for name, text in self._assets.items()}
         self._one_at_a_time = anyio.Lock()
-        self._built: tuple[float, Source | None, Answer] | None = None
+        self._built: tuple[float, ServedDaemon | None, Answer] | None = None
 
     @property
     def pages(self) -> Mapping[str, Page]:

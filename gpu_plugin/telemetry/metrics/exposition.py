@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+# Units at the end of families' names. OpenMetrics has an additional line with the unit.
 UNITS = ("celsius", "watts", "joules", "bytes", "seconds", "ratio")
-"""Units at the end of families' names. OpenMetrics has an additional line with the unit."""
 
 
-_ENDINGS = {"counter": "_total", "info": "_info"}
-"""The ending of families' names by kind, in Prometheus' format."""
+_ENDINGS = {"counter": "_total", "info": "_info"}  # the ending of families' names by kind, in Prometheus' format
 
+# One line: the suffix of the family's name, the labels from `labelled`, and the value. A tuple, since there are thousands.
 Sample = tuple[str, str, float]
-"""One line: the suffix of the family's name, the labels from `labelled`, and the value. A tuple, since there are thousands."""
 
 
 class Family(NamedTuple):
@@ -34,8 +33,8 @@ class Family(NamedTuple):
     samples: Iterable[Sample]
 
 
+# For each sample its labels as text, and its number or None for no sample. A bare number is a sample without labels.
 Labelled = Iterable[tuple[str, Any]] | float | None
-"""For each sample its labels as text, and its number or None for no sample. A bare number is a sample without labels."""
 
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
@@ -99,8 +98,8 @@ class Format(msgspec.Struct, frozen=True):
 PROMETHEUS = Format("text/plain; version=0.0.4; charset=utf-8", openmetrics=False)
 OPENMETRICS = Format("application/openmetrics-text; version=1.0.0; charset=utf-8", openmetrics=True, end="# EOF\n")
 
+# Supported versions, by their names in requests. A request without a version accepts any version.
 _OPENMETRICS_VERSIONS = ("1.0.0", "")
-"""Supported versions, by their names in requests. A request without a version accepts any version."""
 
 
 def wanted(accept: str) -> Format:

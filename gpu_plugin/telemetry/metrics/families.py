@@ -11,14 +11,12 @@ from gpu_plugin.status.model import Counters, Pods, Resource, Status
 from gpu_plugin.telemetry.metrics import gpus
 from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS, Family, counter, gauge, histogram, info, labelled, lines
 
-Named = Mapping[str, Mapping[str, Any]]
-"""The counts of each resource, or of each call, by its name."""
+Named = Mapping[str, Mapping[str, Any]]  # the counts of each resource, or of each call, by its name
 
+# A device with `resource`, `device`, `uuid` and `index`, and the containers that hold it: namespace, pod and container.
 Held = tuple[Mapping[str, str | int], Iterable[tuple[str, str, str]]]
-"""A device with `resource`, `device`, `uuid` and `index`, and the containers that hold it: namespace, pod and container."""
 
-KNOWN = 1024
-"""Largest number of label texts of containers and of GPUs that are cached, for reuse with several devices."""
+KNOWN = 1024  # largest number of label texts of containers and of GPUs that are cached, for reuse with several devices
 
 
 def families(

@@ -14,11 +14,9 @@ STATES = ("healthy", "degraded", "unhealthy")
 
 ORDER_SIGNALS = tuple(name for name, signal in SIGNALS.items() if signal.kind is SignalKind.ORDER)
 
-Gpus = Sequence[tuple[str, Gpu]]
-"""Each GPU with its labels."""
+Gpus = Sequence[tuple[str, Gpu]]  # each GPU with its labels
 
-Read = Sequence[tuple[str, Mapping[str, Any]]]
-"""The readings of each GPU with its labels."""
+Read = Sequence[tuple[str, Mapping[str, Any]]]  # the readings of each GPU with its labels
 
 
 def families(status: Status) -> Iterator[Family]:
@@ -208,9 +206,9 @@ def _one_hot(read: Read, label: str, key: str, known: Sequence[str]) -> Iterator
             yield f"{labels},{labelled(**{label: value})}", value == now
 
 
-_PREFIX = "gpu_plugin_gpu_"
-"""The beginning of the table's names."""
+_PREFIX = "gpu_plugin_gpu_"  # the beginning of the table's names
 
+# Families with one reading: name, the reading, and the help text. A name that ends in _total is a counter.
 _PLAIN: tuple[tuple[str, str, str], ...] = (
     ("readings_timestamp_seconds", "at", "Time of the last look that read values, in Unix time."),
     ("temperature_celsius", "temperature_celsius", "Temperature of a GPU."),
@@ -248,4 +246,3 @@ _PLAIN: tuple[tuple[str, str, str], ...] = (
     ("pcie_replays_total", "pcie_replays", "Packets that were sent again on its PCIe link."),
     ("pcie_fatal_errors_total", "pcie_fatal_errors", "Fatal errors of its PCIe link."),
 )
-"""Families with one reading: name, the reading, and the help text. A name that ends in _total is a counter."""

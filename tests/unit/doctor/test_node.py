@@ -119,27 +119,26 @@ def hang():
     over.set()
 
 
-def test_a_driver_that_hangs(short_path, monkeypatch, real, hang):
-    monkeypatch.setattr(real.driver, "open", hang)
-    seen = looked_at(short_path, 0.2)
-    assert seen.driver() == Unknown("no answer within 0.2 s", hung=True)
-    found = stands(seen)
-    assert found["driver-library"] == "failed"
-    assert found["kubelet-directory"] == "failed"  # the other checks run
-
-
-def test_a_device_node_that_hangs(short_path, monkeypatch, real, hang):
-    monkeypatch.setattr(
-        device_nodes, "look", lambda path, *_: hang() if path == "/dev/nvidia1" else ok("can be opened")
-    )
-    [found] = [each for name, each in examined(looked_at(short_path, 0.3)) if name == "device-nodes"]
-    assert found.found == "/dev/nvidia1: opening it: no answer within 0.3 s"
-
-
-def test_a_mount_that_hangs(short_path, monkeypatch, hang):
-    monkeypatch.setattr(state_directory, "read_directory", hang)
-    [found] = [each for name, each in examined(looked_at(short_path, 0.2)) if name == "state-directory"]
-    assert (found.status, "no answer within 0.2 s" in found.found, "state D" in found.remedy) == ("failed", True, True)
+@pytest.mark.parametrize(
+    ("options", "place", "check", "found"),
+    [
+        ({}, SimulatedDriver, "driver-library", "the driver does not open: no answer within 0.2 s"),
+        ({}, device_nodes, "device-nodes", "/dev/nvidia1: opening it: no answer within 0.2 s"),
+        ({}, state_directory, "state-directory", "no answer within 0.2 s"),
+        ({"simulate": "node.yaml"}, profile, "device-nodes", "the simulated node node.yaml: no answer within 0.2 s"),
+    ],
+    ids=["driver", "device node", "mount", "files of a simulated node"],
+)
+def test_a_read_that_hangs_fails_its_check(short_path, monkeypatch, real, hang, options, place, check, found):
+    name = {SimulatedDriver: "open", device_nodes: "look", state_directory: "read_directory", profile: "load"}[place]
+    well = ok("can be opened")
+    stuck = (lambda path, *_: hang() if path == "/dev/nvidia1" else well) if place is device_nodes else hang
+    monkeypatch.setattr(place, name, stuck)
+    seen: dict[str, Any] = {}
+    for each, finding in examined(looked_at(short_path, 0.2, **options)):
+        seen.setdefault(each, finding)
+    assert (seen[check].status, found in seen[check].found, bool(seen[check].remedy)) == ("failed", True, True)
+    assert seen["kubelet-directory"].status == "failed"  # the other checks run
 
 
 def test_a_check_that_hangs(short_path, monkeypatch, hang):
@@ -151,16 +150,6 @@ def test_a_check_that_hangs(short_path, monkeypatch, hang):
     found = dict(examined(looked_at(short_path)))
     assert {name: each.status.value for name, each in found.items() if each.status != "ok"} == {"clock": "warning"}
     assert "no answer within 0.3 s" in found["clock"].found
-
-
-def test_a_simulated_node_whose_files_hang(short_path, monkeypatch, hang):
-    monkeypatch.setattr(profile, "load", hang)
-    seen = looked_at(short_path, 0.2, simulate="node.yaml")
-    assert seen.driver() == seen.device_roots() == seen.released()
-    assert (seen.driver().hung, seen.driver().why) == (True, "the simulated node node.yaml: no answer within 0.2 s")
-    found = stands(seen)
-    assert found["driver-library"] == found["device-nodes"] == "failed"
-    assert found["kubelet-directory"] == "failed"  # the other checks run
 
 
 @pytest.mark.parametrize(

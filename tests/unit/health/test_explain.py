@@ -169,6 +169,13 @@ def test_the_recovery_is_named_with_what_is_missing_and_the_remedy_leads_to_it(s
     assert "gpu-plugin" not in found.recovers
 
 
+def test_an_application_error_that_comes_again_and_again_asks_for_a_reset():
+    one = ledger(policy=UNGUARDED)
+    observe(one, *[XidEvent(94)] * 3, every=10.0)
+    (found,) = report(one).signals
+    assert (found.verdict, found.remedy) == ("DEGRADED", Remedy.RESET)
+
+
 @pytest.mark.parametrize(
     ("seen", "named"),
     [

@@ -93,23 +93,14 @@ def test_the_state_is_that_of_the_worst_cause(explained, latches, withheld, stat
 
 def test_a_resource_has_the_reasons_of_its_unhealthy_devices():
     found = gpus.listed({"r": view(*DEVICES)}, {}).resources["r"]
-    assert found == model.Resource(
-        devices=3,
-        healthy=1,
-        reasons=("its MPS daemon is down", "lost"),
-    )
+    assert found == model.Resource(devices=3, healthy=1, reasons=("its MPS daemon is down", "lost"))
 
 
 def test_only_the_first_reasons_are_named_and_retired_devices_are_counted_apart():
     unhealthy = [Device(f"sick-{at}", "GPU-0", "GPU-0", "0", reason=f"reason {at}") for at in range(9)]
     gone = [Device(f"gone-{at}", "GPU-0", "GPU-0", "0", reason="repartitioned", retired=True) for at in range(9)]
     found = gpus.listed({"r": view(*gone, *unhealthy)}, {}).resources["r"]
-    assert found == model.Resource(
-        devices=18,
-        healthy=0,
-        retired=9,
-        reasons=tuple(f"reason {at}" for at in range(8)),
-    )
+    assert found == model.Resource(devices=18, healthy=0, retired=9, reasons=tuple(f"reason {at}" for at in range(8)))
 
 
 def test_times_of_a_registration_are_on_the_wall_clock(tmp_path):

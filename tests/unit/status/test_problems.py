@@ -41,11 +41,11 @@ def with_signals(*signals: Explanation, **changed) -> Status:
         ({}, []),
         ({"waiting": "another daemon has the node"}, [("waiting", "critical", "node")]),
         (
-            {"configuration": model.Configuration(file="/f", since=1.0, refused="line 3")},
+            {"configuration": model.Configuration(file="/f", since=1.0, refused="x")},
             [("configuration", "warning", "/f")],
         ),
         (
-            {"configuration": model.Configuration(since=1.0, wanted="/w", refused="x", faults=("line 3", "line 4"))},
+            {"configuration": model.Configuration(since=1.0, wanted="/w", refused="x", faults=("a", "b"))},
             [("configuration", "warning", "/w")],
         ),
         ({"configuration": model.Configuration(since=1.0, unheard="403")}, [("label", "warning", "node")]),
@@ -61,10 +61,7 @@ def with_signals(*signals: Explanation, **changed) -> Status:
         ({"driver": model.Driver(restart="restart it")}, [("restart", "critical", "driver")]),
         ({"driver": model.Driver(no_gpu="no GPU on its bus"), "gpus": ()}, [("no-gpu", "note", "driver")]),
         ({"state": model.State(directory="/state", trouble="no space")}, [("state", "critical", "/state")]),
-        (
-            {"missing": (model.Missing(name="GPU 0000:1b:00.0", why="it is away"),)},
-            [("missing-gpu", "critical", "GPU 0000:1b:00.0")],
-        ),
+        ({"missing": (model.Missing(name="GPU 1b", why="away"),)}, [("missing-gpu", "critical", "GPU 1b")]),
         ({"unoffered": ("GPU 0 has MIG devices",)}, [("unoffered", "warning", "configuration")]),
         ({"gpus": (SICK,)}, [("gpu-xid", "critical", "GPU 1")]),
         (
@@ -80,7 +77,7 @@ def with_signals(*signals: Explanation, **changed) -> Status:
             [("gpu-cordon", "note", "GPU 1")],
         ),
         (
-            {"gpus": (Gpu(index=2, uuid="GPU-2", state="withheld", withheld=("its MPS daemon is down",)),)},
+            {"gpus": (Gpu(index=2, uuid="GPU-2", state="withheld", withheld=("down",)),)},
             [("withheld", "warning", "GPU 2")],
         ),
     ],
@@ -129,6 +126,7 @@ def test_a_cause_that_withholds_several_gpus_is_one_problem_with_its_own_remedy(
     some = tuple(Gpu(index=at, uuid=f"GPU-{at}", state="withheld", withheld=(why,)) for at in range(4))
     (problem,) = problems(replace(WELL, gpus=some), SHELL)
     assert problem.cause == "gpu-plugin mps does not run on this node"
+    assert problem.withholds == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
     assert [step.text for step in problem.steps] == ["Start gpu-plugin mps"]
 
 

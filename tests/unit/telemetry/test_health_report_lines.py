@@ -4,10 +4,6 @@ import pytest
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
-from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Facts, Fault, Sample, XidEvent
-from gpu_plugin.health.policy import HealthPolicy, XidPolicy
-from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.telemetry.health_reports import REPEAT_LOG, RepeatedXids, tell
 from tests.unit.telemetry.test_logs import documented_fields
 
@@ -48,29 +44,6 @@ def test_the_line_of_a_fault_names_the_gpu_the_signal_and_the_remedy(caplog):
     ((level, line),) = said(caplog)
     assert level == logging.ERROR
     assert all(each in line for each in ("GPU GPU-1", "Xid 79 (off the bus)", "signal xid", "to do: reset it"))
-
-
-@pytest.mark.parametrize(
-    "seen",
-    [
-        XidEvent(79),
-        XidEvent(48),
-        XidEvent(74),
-        Sample(counting=0, recovery_action=4),
-        Sample(fault=Fault.HUNG, detail="no answer"),
-    ],
-)
-def test_the_line_of_a_fault_is_short_and_names_its_gpu_once(caplog, seen):
-    uuid = "GPU-6f1c3a52-0d5e-4f0b-9c57-8a1e2b3c4d5e"
-    ledger = HealthLedger(HealthPolicy(XidPolicy(XID_TABLE)))
-    ledger.watch(uuid, Facts())
-    (change,) = ledger.observe(uuid, seen, 1.0)
-    tell(change)
-    (message,) = (text for _, text in said(caplog))
-    assert len(message) < 225
-    assert message.count(uuid) <= 2
-    assert "gpu-plugin" not in message
-    assert f"signal {change.signal}" in message
 
 
 def test_a_line_names_the_gpu_and_has_its_facts_as_fields(caplog):

@@ -64,22 +64,21 @@ def test_a_level_lets_itself_and_worse_through(capsys, form, level, said):
 
 
 @pytest.mark.parametrize(
-    ("level", "heard"), [("debug", ["INFO", "WARNING"]), ("info", ["WARNING"]), ("warning", ["WARNING"]), ("error", [])]
+    ("libraries", "level", "heard"),
+    [
+        (("grpclib.client", "asyncio", "hpack.hpack", "h2"), "debug", ["INFO", "WARNING"]),
+        (("grpclib.client", "asyncio", "hpack.hpack", "h2"), "info", ["WARNING"]),
+        (("grpclib.server",), "debug", ["WARNING"]),  # a line for each request that a peer cancels
+        (("grpclib.client", "asyncio", "hpack.hpack", "h2", "grpclib.server"), "warning", ["WARNING"]),
+        (("grpclib.client", "asyncio", "hpack.hpack", "h2", "grpclib.server"), "error", []),
+    ],
 )
-@pytest.mark.parametrize("library", ["grpclib.client", "asyncio", "hpack.hpack", "h2"])
-def test_what_libraries_say_of_every_request_is_our_debugging(capsys, library, level, heard):
+def test_lines_of_libraries_about_each_request_are_debugging(capsys, libraries, level, heard):
     logs.configure("json", level)
-    for name in ("debug", "info", "warning"):
-        getattr(logging.getLogger(library), name)("said")
-    assert [json.loads(line)["level"] for line in lines(capsys)] == heard
-
-
-@pytest.mark.parametrize(("level", "heard"), [("debug", ["WARNING"]), ("warning", ["WARNING"]), ("error", [])])
-def test_what_a_peer_can_have_said_at_will_is_not_said(capsys, level, heard):
-    logs.configure("json", level)
-    for name in ("debug", "info", "warning"):
-        getattr(logging.getLogger(logs._LOGGING_PEER_CANCELS), name)("said")
-    assert [json.loads(line)["level"] for line in lines(capsys)] == heard
+    for library in libraries:
+        for name in ("debug", "info", "warning"):
+            getattr(logging.getLogger(library), name)("said")
+    assert [json.loads(line)["level"] for line in lines(capsys)] == heard * len(libraries)
 
 
 def test_configured_again_it_says_everything_once_and_in_the_new_form(capsys):

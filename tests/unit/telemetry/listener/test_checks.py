@@ -76,7 +76,7 @@ def test_failures_that_a_restart_may_repair_fail_the_liveness_probe(changed, sil
         {"driver": "the NVIDIA driver cannot be used: no libnvidia-ml.so.1", "offered": False, "resources": {}},
         {"standings": {GPU: ResourceRegistration(why="nobody answers")}},
         {"resources": {GPU: Resource(GPU, tuple(withhold(d, "Xid 79") for d in SERVED.devices))}},
-        {"cdi": "/var/run/cdi: No space left on device"},
+        {"cdi": "/c: No space"},
         {"awaited": "waiting for the label", "driver": None, "turn_due": float("inf")},
         {"turn_due": NOW},
     ],
@@ -131,29 +131,23 @@ def test_old_pauses_are_dropped():
         ({"driver": None}, "[-]driver failed: the first attempt to find GPUs is not over yet"),
         ({"offered": False, "resources": {}}, "[-]resources failed: no resource is served yet"),
         (
-            {"offered": False, "resources": {}, "unserved": ["two entries share nvidia.com/gpu"]},
-            "[-]resources failed: no resource is served: two entries share nvidia.com/gpu",
+            {"offered": False, "resources": {}, "unserved": ["two entries"]},
+            "[-]resources failed: no resource is served: two entries",
         ),
-        (
-            {"standings": {}},
-            "[-]registrations failed: nvidia.com/gpu: it has not been registered yet",
-        ),
+        ({"standings": {}}, "[-]registrations failed: nvidia.com/gpu: it has not been registered yet"),
         (
             {"standings": {GPU: ResourceRegistration(SOCKET, why=UNHEARD)}},
             "[-]registrations failed: nvidia.com/gpu: registered, but the kubelet has not opened its stream yet",
         ),
         (
-            {"standings": {GPU: ResourceRegistration(SOCKET, None, NOW - 7, "the kubelet dropped our stream")}},
-            "[-]registrations failed: nvidia.com/gpu: the kubelet dropped our stream (lost 7 s ago)",
+            {"standings": {GPU: ResourceRegistration(SOCKET, None, NOW - 7, "dropped")}},
+            "[-]registrations failed: nvidia.com/gpu: dropped (lost 7 s ago)",
         ),
         (
             {"resources": {GPU: SERVED, MIG: Resource(MIG, devices(1))}},
             "[-]registrations failed: nvidia.com/mig-1g.10gb: it has not been registered yet",
         ),
-        (
-            {"cdi": "/var/run/cdi: No space\nleft on device"},
-            "[-]cdi-specifications failed: /var/run/cdi: No space left on device",
-        ),
+        ({"cdi": "/c: No\nspace"}, "[-]cdi-specifications failed: /c: No space"),
     ],
 )
 def test_reasons_that_prevent_readiness(changed, line):
@@ -175,10 +169,7 @@ WITHHELD = Resource(GPU, tuple(withhold(device, "MIG strategy single") for devic
         ({"driver": DRIVER}, f"[+]driver ok: {DRIVER}"),
         ({"driver": DRIVER}, "[+]resources ok"),  # the former resources are still served
         ({"driver": DRIVER, "offered": False, "resources": {}, "standings": {}}, f"[+]driver ok: {DRIVER}"),
-        (
-            {"refused": "default:3: no such key"},
-            "[+]configuration ok: the former configuration is in force; refused: default:3: no such key",
-        ),
+        ({"refused": "f:3: no"}, "[+]configuration ok: the former configuration is in force; refused: f:3: no"),
         ({"unserved": NOT_SERVED}, f"[+]resources ok: {'; '.join(NOT_SERVED)}"),
         (
             {"resources": {}, "standings": {}, "unserved": [EXCLUDED]},
@@ -195,8 +186,8 @@ def test_reasons_that_do_not_prevent_readiness_are_reported(changed, line):
 
 
 def test_without_a_configuration_only_the_configuration_is_reported():
-    assert ready(facts(awaited="default:3: no such key", driver=None, offered=False, resources={}), NOW).text == (
-        "[-]configuration failed: default:3: no such key\nreadyz check failed\n"
+    assert ready(facts(awaited="f:3: no", driver=None, offered=False, resources={}), NOW).text == (
+        "[-]configuration failed: f:3: no\nreadyz check failed\n"
     )
 
 
@@ -211,8 +202,8 @@ def test_the_start_is_complete_after_the_first_attempt_to_open_the_driver():
     assert started(facts(awaited="waiting for the label", driver=None)).text == (
         "[-]configuration failed: waiting for the label\nstartupz check failed\n"
     )
-    refused = started(facts(awaited="default:3: no such key", tried=True, driver=None))
-    assert refused.text == "[+]configuration ok: default:3: no such key\nstartupz check passed\n"
+    refused = started(facts(awaited="f:3: no", tried=True, driver=None))
+    assert refused.text == "[+]configuration ok: f:3: no\nstartupz check passed\n"
     missing = started(facts(driver="the NVIDIA driver cannot be used: it is not loaded"))
     assert missing.status == 200
     assert "[+]driver ok: the NVIDIA driver cannot be used: it is not loaded" in missing.text
