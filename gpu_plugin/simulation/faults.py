@@ -25,7 +25,6 @@ from gpu_plugin.devices.nvml_h import (
 )
 from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.simulation import device_nodes
-from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE
 from gpu_plugin.simulation.fault_values import (
     Reader,
     flag,
@@ -36,6 +35,7 @@ from gpu_plugin.simulation.fault_values import (
     unread,
     whole,
 )
+from gpu_plugin.simulation.gpu import FABRICS, UNKNOWN, UNREADABLE
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 HIGHEST_XID = 999  # Xids are numbered consecutively; the numbers in NVIDIA's catalog are below 200

@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from gpu_plugin.simulation import condition, mig
+from gpu_plugin.simulation import mig
+from gpu_plugin.simulation.gpu import UNKNOWN
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class SimulatedHost:
     def pci_path(self, pci_bus_id: str) -> str:
         """Return the profile's path, for a bus id as above; empty if it is no GPU's, or the GPU's place is unknown."""
         index = self._node.profile.at(pci_bus_id)
-        if index is None or self._node.condition(index).topology == condition.UNKNOWN:
+        if index is None or self._node.condition(index).topology == UNKNOWN:
             return ""
         return self._node.profile.pci_paths[index]
 

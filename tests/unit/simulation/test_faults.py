@@ -8,8 +8,8 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, FI_TOTAL_ENERGY_CONSUMPTION, EventType, Return, TopologyLevel
 from gpu_plugin.nvml.port import Event, Field, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.simulation import faults
-from gpu_plugin.simulation.condition import FABRICS, LINK_FIELDS
-from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.driver import LINK_FIELDS, SimulatedDriver
+from gpu_plugin.simulation.gpu import FABRICS
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 
@@ -331,7 +331,7 @@ def test_a_driver_that_refuses_to_be_opened(bench, times, often):
 
 def mig(bench):
     """The mode, and the MIG profiles by index."""
-    devices = bench.node.mig_devices(0)
+    devices = bench.node.gpus[0].mig_devices
     return bench.driver.mig_mode(bench.gpu), None if devices is None else [each.instance.profile for each in devices]
 
 

@@ -322,7 +322,7 @@ def test_a_partition_outlives_the_daemon_and_a_repair(tmp_path):
         built.gpus[6].mig,
         built.gpus[7].mig,
     ]
-    now, before = again.mig_devices(0), node.mig_devices(0)
+    now, before = again.gpus[0].mig_devices, node.gpus[0].mig_devices
     assert now
     assert before
     assert now[0].uuid == before[0].uuid
@@ -331,10 +331,10 @@ def test_a_partition_outlives_the_daemon_and_a_repair(tmp_path):
 def test_a_partition_that_is_refused_changes_nothing(tmp_path):
     node = make_node("a100-mig-mixed", tmp_path)
     content = (tmp_path / STATE_FILE).read_bytes()
-    before = node.mig_devices(5)
+    before = node.gpus[5].mig_devices
     with pytest.raises(ConfigError):
         node.partition(5, ["7g.40gb", "1g.5gb"])
-    assert node.mig_devices(5) is before
+    assert node.gpus[5].mig_devices is before
     assert (tmp_path / STATE_FILE).read_bytes() == content
 
 
@@ -347,6 +347,6 @@ def test_a_remembered_partition_that_cannot_be_starts_fresh_with_a_warning(tmp_p
     file.write_text(json.dumps(saved))
     again = SimulatedNode(built, tmp_path)
     assert again.boot_id != node.boot_id
-    assert again.mig_devices(0) is None
+    assert again.gpus[0].mig_devices is None
     assert "9g.90gb: no such MIG profile" in caplog.text
     assert "starts fresh" in caplog.text
