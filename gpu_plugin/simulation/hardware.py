@@ -225,11 +225,6 @@ class SimulatedNode:
             for name, value in changes.items():
                 setattr(now, name, value)
 
-    def dip(self, gpu: int, energy: int) -> None:
-        """Make the energy counter lower by this many mJ at its next reading than at its last; then it grows again."""
-        with self._changed:
-            self.gpus[gpu].energy_dip = energy
-
     def lose(self, gpu: int) -> None:
         """Remove the GPU from the bus without an Xid; an Xid is a separate fault."""
         self.change(gpu, lost=True)

@@ -19,14 +19,7 @@ NODE = NodeDescription(
     ),
     nvswitch=NvSwitch(
         links=12,
-        bus_ids=(
-            "00000000:C4:00.0",
-            "00000000:C5:00.0",
-            "00000000:C6:00.0",
-            "00000000:C7:00.0",
-            "00000000:C8:00.0",
-            "00000000:C9:00.0",
-        ),
+        bus_ids=tuple(f"00000000:{bus:02X}:00.0" for bus in range(0xC4, 0xCA)),
     ),
     pcie=Pcie(switches=((0, 1), (2, 3), (4, 5), (6, 7))),
     # Four NUMA nodes a socket, as AMD's firmware commonly has them; not recorded.
