@@ -4,7 +4,7 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpu_plugin.devices.nvml_h import (
     EVENT_TYPES_ALL,
@@ -22,11 +22,9 @@ from gpu_plugin.devices.nvml_h import (
     FI_RETIRED_PENDING,
     FI_TOTAL_ENERGY_CONSUMPTION,
     ComputeMode,
-    FabricState,
     Return,
     Threshold,
 )
-from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml.port import (
     NVML_FUNCTIONS,
     Driver,
@@ -36,11 +34,9 @@ from gpu_plugin.nvml.port import (
     Handle,
     MigAttributes,
     NvmlError,
-    PcieLink,
-    RemappedRows,
 )
 from gpu_plugin.simulation.event_sets import GpuIsLostError
-from gpu_plugin.simulation.gpu import FABRICS, SimulatedGpu, SimulatedMigDevice
+from gpu_plugin.simulation.gpu import SimulatedGpu, SimulatedMigDevice
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
 
@@ -64,8 +60,26 @@ LINK_FIELDS = frozenset(
     }
 )
 
-# By nvmlDeviceArchitecture_t: V100, T4, A100, L40S, H100, B200 (developer.nvidia.com/cuda-gpus)
-_COMPUTE_CAPABILITIES = {5: (7, 0), 6: (7, 5), 7: (8, 0), 8: (8, 9), 9: (9, 0), 10: (10, 0)}
+
+def refused(call: str, code: int) -> NvmlError:
+    """Return the error of a call that fails with this nvmlReturn_t."""
+    return NvmlError(code, NVML_FUNCTIONS[call])
+
+
+def supported(call: str, value: T | None) -> T:
+    """Return the value. None is raised as NOT_SUPPORTED."""
+    if value is None:
+        raise refused(call, Return.NOT_SUPPORTED)
+    return value
+
+
+def _answer(call: str) -> Any:
+    """Return the method for a call that returns one value of a GPU."""
+
+    def answer(self: "SimulatedDriver", handle: Handle) -> object:
+        return supported(call, self._gpu(call, handle).answer(call))
+
+    return answer
 
 
 class SimulatedDriver(Driver):
@@ -126,105 +140,36 @@ class SimulatedDriver(Driver):
             self._node.closed()
             self._node.events.free_all()
 
-    # Values of a GPU's profile (`built`) and its present state
-
-    def minor_number(self, handle: Handle) -> int:
-        return self._gpu("minor_number", handle).built.minor
-
-    def pci_bus_id(self, handle: Handle) -> str:
-        return self._gpu("pci_bus_id", handle).built.pci_bus_id
-
-    def architecture(self, handle: Handle) -> int:
-        return supported("architecture", self._gpu("architecture", handle).built.architecture)
-
-    def compute_capability(self, handle: Handle) -> tuple[int, int]:
-        """Return the profile's value, else the value of its architecture's first GPU for data centers."""
-        built = self._gpu("compute_capability", handle).built
-        derived = _COMPUTE_CAPABILITIES.get(built.architecture or 0)
-        return supported("compute_capability", built.compute_capability or derived)
-
-    def memory_total(self, handle: Handle) -> int:
-        return supported("memory_total", self._gpu("memory_total", handle).built.memory_bytes)
-
-    def memory_used(self, handle: Handle) -> int:
-        gpu = self._gpu("memory_used", handle)
-        return supported("memory_used", None if gpu.built.memory_bytes is None else gpu.state.memory_used)
-
-    def power_usage(self, handle: Handle) -> int:
-        return self._gpu("power_usage", handle).power()
-
-    def power_limit(self, handle: Handle) -> int:
-        return 1000 * self._gpu("power_limit", handle).built.limit_watts
-
-    def memory_affinity(self, handle: Handle) -> frozenset[int]:
-        return frozenset(supported("memory_affinity", self._gpu("memory_affinity", handle).built.memory_affinity))
-
-    def persistence_mode(self, handle: Handle) -> bool:
-        return self._gpu("persistence_mode", handle).state.persistence
-
-    def temperature(self, handle: Handle) -> int:
-        return self._gpu("temperature", handle).temperature()
-
-    def margin_temperature(self, handle: Handle) -> int:
-        """Return the present margin, which falls by a degree for each degree above the idle temperature."""
-        gpu = self._gpu("margin_temperature", handle)
-        idle = supported("margin_temperature", gpu.built.margin)
-        held = gpu.state.margin
-        return idle - (gpu.temperature() - gpu.built.idle_temperature) if held is None else held
-
-    def uncorrected_ecc_errors(self, handle: Handle) -> int:
-        gpu = self._gpu("uncorrected_ecc_errors", handle)
-        return supported("uncorrected_ecc_errors", gpu.state.ecc_uncorrected if gpu.built.ecc else None)
-
-    def sram_threshold_exceeded(self, handle: Handle) -> bool:
-        gpu = self._gpu("sram_threshold_exceeded", handle)
-        return supported("sram_threshold_exceeded", gpu.state.sram_threshold if gpu.built.sram_status else None)
-
-    def retired_pages_pending(self, handle: Handle) -> bool:
-        gpu = self._gpu("retired_pages_pending", handle)
-        return supported("retired_pages_pending", gpu.state.retirement_pending if gpu.built.page_retirement else None)
-
-    def unrepairable_memory(self, handle: Handle) -> bool:
-        gpu = self._gpu("unrepairable_memory", handle)
-        return supported(
-            "unrepairable_memory", gpu.state.unrepairable_memory if gpu.built.unrepairable_memory else None
-        )
-
-    def clocks_event_reasons(self, handle: Handle) -> int:
-        gpu = self._gpu("clocks_event_reasons", handle)
-        idle = supported("clocks_event_reasons", gpu.built.clocks_event_reasons)
-        reasons = gpu.state.clocks_event_reasons
-        return idle if reasons is None else reasons
-
-    def fabric(self, handle: Handle) -> Fabric:
-        """Return the state of a fault, else of the profile. In all completed states, cluster and clique are the profile's."""
-        gpu = self._gpu("fabric", handle)
-        own = supported("fabric", gpu.built.fabric)
-        name = gpu.state.fabric
-        now = own if name is None else FABRICS[name]
-        place = (own.cluster, own.clique) if now.state == FabricState.COMPLETED else ("", 0)
-        return Fabric(now.state, now.status, now.health_mask, now.summary, *place)
-
-    def pcie_link(self, handle: Handle) -> PcieLink:
-        gpu = self._gpu("pcie_link", handle)
-        widest = supported("pcie_link", gpu.built.pcie_width)
-        return PcieLink(gpu.state.pcie_width or widest, widest)
-
-    def pcie_generation(self, handle: Handle) -> int:
-        return supported("pcie_generation", self._gpu("pcie_generation", handle).pcie_generation())
-
-    def pcie_max_generation(self, handle: Handle) -> int:
-        return supported("pcie_max_generation", self._gpu("pcie_max_generation", handle).pcie_generation())
-
-    def pcie_replays(self, handle: Handle) -> int:
-        gpu = self._gpu("pcie_replays", handle)
-        return supported("pcie_replays", gpu.state.pcie_replays if gpu.built.pcie_width else None)
-
-    def vgpu_licensed(self, handle: Handle) -> bool:
-        return supported("vgpu_licensed", self._gpu("vgpu_licensed", handle).built.vgpu_licensed)
-
-    def supported_event_types(self, handle: Handle) -> int:
-        return supported("supported_event_types", self._gpu("supported_event_types", handle).built.event_types)
+    # Values of `SimulatedGpu.answer`
+    minor_number = _answer("minor_number")
+    pci_bus_id = _answer("pci_bus_id")
+    architecture = _answer("architecture")
+    compute_capability = _answer("compute_capability")
+    memory_total = _answer("memory_total")
+    memory_used = _answer("memory_used")
+    memory_affinity = _answer("memory_affinity")
+    power_usage = _answer("power_usage")
+    power_limit = _answer("power_limit")
+    persistence_mode = _answer("persistence_mode")
+    temperature = _answer("temperature")
+    margin_temperature = _answer("margin_temperature")
+    uncorrected_ecc_errors = _answer("uncorrected_ecc_errors")
+    sram_threshold_exceeded = _answer("sram_threshold_exceeded")
+    retired_pages_pending = _answer("retired_pages_pending")
+    unrepairable_memory = _answer("unrepairable_memory")
+    remapped_rows = _answer("remapped_rows")
+    clocks_event_reasons = _answer("clocks_event_reasons")
+    fabric = _answer("fabric")
+    nvlink_states = _answer("nvlink_states")
+    pcie_link = _answer("pcie_link")
+    pcie_generation = _answer("pcie_generation")
+    pcie_max_generation = _answer("pcie_max_generation")
+    pcie_replays = _answer("pcie_replays")
+    vgpu_licensed = _answer("vgpu_licensed")
+    supported_event_types = _answer("supported_event_types")
+    utilization = _answer("utilization")
+    mig_mode = _answer("mig_mode")
+    max_mig_devices = _answer("max_mig_devices")
 
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         """Return the profile's threshold in °C. INVALID_ARGUMENT for a kind that NVML does not have."""
@@ -238,14 +183,6 @@ class SimulatedDriver(Driver):
         if kind not in by_kind:
             raise refused("temperature_threshold", Return.INVALID_ARGUMENT)
         return supported("temperature_threshold", by_kind[kind])
-
-    def remapped_rows(self, handle: Handle) -> RemappedRows:
-        """NOT_SUPPORTED also while the GPU is partitioned into MIG devices."""
-        gpu = self._gpu("remapped_rows", handle)
-        now = gpu.state
-        if not gpu.built.row_remapping or gpu.mig_devices:
-            raise refused("remapped_rows", Return.NOT_SUPPORTED)
-        return RemappedRows(0, now.rows_uncorrectable, now.remap_pending, now.remap_failure)
 
     def total_energy(self, handle: Handle) -> int:
         """Return the energy in mJ, which grows with time and begins at 0 after a reset."""
@@ -301,11 +238,6 @@ class SimulatedDriver(Driver):
         return self._node.profile.ancestor(low.index, high.index)
 
     # NVLinks
-
-    def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
-        """Return the state of each link. A link that leads nowhere is inactive."""
-        links = self._gpu("nvlink_states", handle).links()
-        return supported("nvlink_states", tuple(remote is not None for remote in links) or None)
 
     def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
         """Return False for an inactive link, whose far end NVML does not report."""
@@ -377,22 +309,6 @@ class SimulatedDriver(Driver):
         if found is None:
             return self._gpu("name", handle).built.name
         return f"{self._node.profile.gpus[found.gpu].name} MIG {found.instance.profile}"
-
-    def utilization(self, handle: Handle) -> int:
-        """Return the present percentage. NOT_SUPPORTED in MIG mode."""
-        gpu = self._gpu("utilization", handle)
-        return supported("utilization", gpu.state.utilization if gpu.mig_devices is None else None)
-
-    def mig_mode(self, handle: Handle) -> tuple[int, int]:
-        """Return the profile's (current, pending), until the GPU is repartitioned."""
-        gpu = self._gpu("mig_mode", handle)
-        built = supported("mig_mode", gpu.built.mig_mode)
-        enabled = int(gpu.mig_devices is not None)
-        return built if built[0] == enabled else (enabled, enabled)
-
-    def max_mig_devices(self, handle: Handle) -> int:
-        """Return 0 outside MIG mode and for models without MIG, for which NVML returns no error here."""
-        return 0 if self._gpu("max_mig_devices", handle).mig_devices is None else COMPUTE_SLICES
 
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """NOT_SUPPORTED outside MIG mode. NOT_FOUND for an index without a device, INVALID_ARGUMENT for a higher index."""
@@ -511,15 +427,3 @@ class SimulatedDriver(Driver):
     def _find(self, handle: Handle) -> int | None:
         number, rest = divmod(handle - _FIRST_HANDLE, _HANDLE_STRIDE)
         return self._gpus[number] if not rest and 0 <= number < len(self._gpus) else None
-
-
-def refused(call: str, code: int) -> NvmlError:
-    """Return the error of a call that fails with this nvmlReturn_t."""
-    return NvmlError(code, NVML_FUNCTIONS[call])
-
-
-def supported(call: str, value: T | None) -> T:
-    """Return the value. None is raised as NOT_SUPPORTED."""
-    if value is None:
-        raise refused(call, Return.NOT_SUPPORTED)
-    return value

@@ -8,20 +8,12 @@ from gpu_plugin.runtime.regular_file import replace_file
 
 DIRECTORY = "driver-root"  # The directory of these files, below a simulated node's state directory
 
-_LIBRARIES = {
-    "libcuda": "1",
-    "libcudadebugger": "1",
-    "libnvcuvid": "1",
-    "libnvidia-allocator": "1",
-    "libnvidia-cfg": "1",
-    "libnvidia-encode": "1",
-    "libnvidia-ml": "1",
-    "libnvidia-nvvm": "4",
-    "libnvidia-opencl": "1",
-    "libnvidia-opticalflow": "1",
-    "libnvidia-ptxjitcompiler": "1",
-}
-"""Libraries of all driver versions, each with the number at the end of its SONAME."""
+# SONAMEs of libraries of all driver versions
+_LIBRARIES = (
+    *("libcuda.so.1", "libcudadebugger.so.1", "libnvcuvid.so.1", "libnvidia-allocator.so.1", "libnvidia-cfg.so.1"),
+    *("libnvidia-encode.so.1", "libnvidia-ml.so.1", "libnvidia-nvvm.so.4", "libnvidia-opencl.so.1"),
+    *("libnvidia-opticalflow.so.1", "libnvidia-ptxjitcompiler.so.1"),
+)
 
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine, EM_X86_64 and EM_AARCH64 (elf.h)
 
@@ -49,10 +41,9 @@ def make(root: Path, version: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for directory in (root, root / "usr", libraries, programs):
         directory.mkdir(exist_ok=True)
-        directory.chmod(
-            directory.stat().st_mode & 0o755
-        )  # regardless of the umask: containers must not get files that other users may change
-    wanted = {f"{name}.so.{version}": f"{name}.so.{number}" for name, number in _LIBRARIES.items()}
+        # regardless of the umask: containers must not get files that other users may change
+        directory.chmod(directory.stat().st_mode & 0o755)
+    wanted = {f"{soname.rpartition('.')[0]}.{version}": soname for soname in _LIBRARIES}
     for path in libraries.iterdir():
         if path.name not in wanted and path.name not in wanted.values():
             path.unlink()

@@ -30,7 +30,7 @@ def flag(value: object) -> None:
 
 
 def one_of(words: Collection[str]) -> Reader:
-    """Return a reader of one of these words."""
+    """Return a reader that accepts only these words."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in words:

@@ -17,8 +17,12 @@ from gpu_plugin.devices.nvml_h import (
     Return,
 )
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.simulation.mig import MigInstance, lay_out
+from gpu_plugin.nvml.port import PcieLink, RemappedRows
+from gpu_plugin.simulation.mig import COMPUTE_SLICES, MigInstance, lay_out
 from gpu_plugin.simulation.profile import GpuProfile, mig_uuid
+
+# By nvmlDeviceArchitecture_t: V100, T4, A100, L40S, H100, B200 (developer.nvidia.com/cuda-gpus)
+_COMPUTE_CAPABILITIES = {5: (7, 0), 6: (7, 5), 7: (8, 0), 8: (8, 9), 9: (9, 0), 10: (10, 0)}
 
 # The PCIe generation of NVIDIA's data center GPUs by nvmlDeviceArchitecture_t, from their data sheets
 _PCIE_GENERATIONS = {5: 3, 6: 3, 7: 4, 8: 4, 9: 5, 10: 5}
@@ -147,6 +151,21 @@ class SimulatedGpu:
         self.energy_dip = 0
         self._energy_read = 0
         self.mig_devices: tuple[SimulatedMigDevice, ...] | None = None
+        # The link is never idle, so its generation is the highest.
+        generation = None if built.pcie_width is None else _PCIE_GENERATIONS.get(built.architecture or 0)
+        self._fixed: dict[str, object] = {
+            "minor_number": built.minor,
+            "pci_bus_id": built.pci_bus_id,
+            "architecture": built.architecture,
+            "compute_capability": built.compute_capability or _COMPUTE_CAPABILITIES.get(built.architecture or 0),
+            "memory_total": built.memory_bytes,
+            "memory_affinity": None if built.memory_affinity is None else frozenset(built.memory_affinity),
+            "power_limit": 1000 * built.limit_watts,
+            "pcie_generation": generation,
+            "pcie_max_generation": generation,
+            "vgpu_licensed": built.vgpu_licensed,
+            "supported_event_types": built.event_types,
+        }
 
     def partition(self, profiles: Sequence[str] | None, numbers: Iterator[int]) -> None:
         """Replace the MIG devices; the new devices get the next numbers. Raises ConfigError if there is no room."""
@@ -172,18 +191,79 @@ class SimulatedGpu:
     def links(self) -> tuple[str | None, ...]:
         """Return the far end of each NVLink; None for an inactive link."""
         down = self.state.links_down
+        if not down:
+            return self.remotes
         return tuple(None if link in down else remote for link, remote in enumerate(self.remotes))
-
-    def temperature(self) -> int:
-        """Return the temperature in °C."""
-        held = self.state.temperature
-        return self.built.idle_temperature if held is None else held
 
     def power(self) -> int:
         """Return the power draw in mW."""
         watts = self.state.watts
         return 1000 * (self.built.idle_watts if watts is None else watts)
 
-    def pcie_generation(self) -> int | None:
-        """Return the generation of the PCIe link, which is never idle; None if the link is not reported."""
-        return None if self.built.pcie_width is None else _PCIE_GENERATIONS.get(self.built.architecture or 0)
+    def answer(self, call: str) -> object:
+        """Return the value of a driver call that returns one value of a GPU; None: its model does not support the call."""
+        built, now = self.built, self.state
+        match call:
+            case "memory_used":
+                return None if built.memory_bytes is None else now.memory_used
+            case "power_usage":
+                return self.power()
+            case "persistence_mode":
+                return now.persistence
+            case "temperature":
+                return self._temperature()
+            case "margin_temperature":
+                return self._margin()
+            case "uncorrected_ecc_errors":
+                return now.ecc_uncorrected if built.ecc else None
+            case "sram_threshold_exceeded":
+                return now.sram_threshold if built.sram_status else None
+            case "retired_pages_pending":
+                return now.retirement_pending if built.page_retirement else None
+            case "unrepairable_memory":
+                return now.unrepairable_memory if built.unrepairable_memory else None
+            case "remapped_rows" if built.row_remapping and not self.mig_devices:  # not supported with MIG devices
+                return RemappedRows(0, now.rows_uncorrectable, now.remap_pending, now.remap_failure)
+            case "clocks_event_reasons" if built.clocks_event_reasons is not None:
+                reasons = now.clocks_event_reasons
+                return built.clocks_event_reasons if reasons is None else reasons
+            case "fabric":
+                return self._fabric()
+            case "nvlink_states":
+                return tuple(remote is not None for remote in self.links()) or None
+            case "pcie_link" if built.pcie_width:
+                return PcieLink(now.pcie_width or built.pcie_width, built.pcie_width)
+            case "pcie_replays":
+                return now.pcie_replays if built.pcie_width else None
+            case "utilization":
+                return now.utilization if self.mig_devices is None else None
+            case "mig_mode":
+                return self._mig_mode()
+            case "max_mig_devices":  # NVML returns 0 also for models without MIG
+                return 0 if self.mig_devices is None else COMPUTE_SLICES
+        return self._fixed.get(call)
+
+    def _temperature(self) -> int:
+        held = self.state.temperature
+        return self.built.idle_temperature if held is None else held
+
+    def _margin(self) -> int | None:
+        """Return the present margin, which falls by a degree for each degree above the idle temperature."""
+        if self.built.margin is None:
+            return None
+        held = self.state.margin
+        return self.built.margin - (self._temperature() - self.built.idle_temperature) if held is None else held
+
+    def _fabric(self) -> Fabric | None:
+        """Return the state of a fault, else of the profile. In all completed states, cluster and clique are the profile's."""
+        own, name = self.built.fabric, self.state.fabric
+        if own is None:
+            return None
+        now = own if name is None else FABRICS[name]
+        place = (own.cluster, own.clique) if now.state == FabricState.COMPLETED else ("", 0)
+        return Fabric(now.state, now.status, now.health_mask, now.summary, *place)
+
+    def _mig_mode(self) -> tuple[int, int] | None:
+        """Return the profile's (current, pending), until the GPU is repartitioned."""
+        enabled, built = int(self.mig_devices is not None), self.built.mig_mode
+        return built if built is None or built[0] == enabled else (enabled, enabled)
