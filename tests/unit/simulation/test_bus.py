@@ -17,11 +17,6 @@ XID = EventType.XID_CRITICAL
 
 
 @pytest.fixture
-def driver(node):
-    return opened(node)
-
-
-@pytest.fixture
 def built(node):
     return node.profile.gpus
 
