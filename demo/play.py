@@ -20,8 +20,8 @@ PROFILE = "hgx-h100"
 GENERATION: Final = "1.36"
 NUMA_POLICY: Final = "best-effort"
 
+# Longest path of the temporary directory's parent, in characters: a socket's path may have only 107 bytes
 LONGEST_TEMPORARY = 50
-"""Longest path of the temporary directory's parent, in characters: a socket's path may have only 107 bytes."""
 
 
 async def play(out: TextIO) -> int:

@@ -23,8 +23,7 @@ from gpu_plugin.runtime.rates import TokenBucket
 PLUGIN_DIRECTORY = "device-plugins"
 DIRECTORY = "pod-resources"
 SOCKET = "kubelet.sock"
-NAMESPACE = "default"
-"""The namespace of all pods of the stand-in."""
+NAMESPACE = "default"  # The namespace of all pods of the stand-in
 
 CALLS_A_SECOND = 100.0
 BURST = 10
@@ -38,8 +37,8 @@ def default_socket(directory: Path) -> Path | None:
     return directory.parent / DIRECTORY / SOCKET if directory.name == PLUGIN_DIRECTORY else None
 
 
+# A device of a container: its resource, its id, its NUMA node ids (empty: not known)
 AllocatedDevice = tuple[str, str, tuple[int, ...]]
-"""A device of a container: its resource, its id, its NUMA node ids (empty: not known)."""
 
 
 class PodListing(msgspec.Struct, frozen=True):

@@ -25,16 +25,7 @@ from gpu_plugin.devices.nvml_h import (
     Return,
     Threshold,
 )
-from gpu_plugin.nvml.port import (
-    NVML_FUNCTIONS,
-    Driver,
-    Event,
-    EventSet,
-    Field,
-    Handle,
-    MigAttributes,
-    NvmlError,
-)
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Event, EventSet, Field, Handle, MigAttributes, NvmlError
 from gpu_plugin.simulation.event_sets import GpuIsLostError
 from gpu_plugin.simulation.gpu import SimulatedGpu, SimulatedMigDevice
 from gpu_plugin.simulation.hardware import SimulatedNode

@@ -71,10 +71,7 @@ def test_the_profiles_of_the_user_guide(model, names):
         (("1g.5gb+me", "1g.5gb"), [("1g.5gb+me", 7, 0), ("1g.5gb", 8, 0)]),
         (("1c.3g.20gb",), [("1c.3g.20gb", 1, 0)]),
         (("1c.3g.20gb",) * 3, [("1c.3g.20gb", 1, part) for part in range(3)]),
-        (
-            ("1c.3g.20gb", "3g.20gb", "2c.3g.20gb"),
-            [("1c.3g.20gb", 1, 0), ("2c.3g.20gb", 1, 1), ("3g.20gb", 2, 0)],
-        ),
+        (("1c.3g.20gb", "3g.20gb", "2c.3g.20gb"), [("1c.3g.20gb", 1, 0), ("2c.3g.20gb", 1, 1), ("3g.20gb", 2, 0)]),
         (
             ("2c.3g.20gb", "2c.3g.20gb", "1c.3g.20gb", "1c.3g.20gb"),
             [("2c.3g.20gb", 1, 0), ("1c.3g.20gb", 1, 1), ("2c.3g.20gb", 2, 0), ("1c.3g.20gb", 2, 1)],
