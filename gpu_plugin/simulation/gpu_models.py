@@ -60,17 +60,13 @@ V100_SXM2 = GpuProfile(
 
 V100_SXM3 = replace(V100_SXM2, name="Tesla V100-SXM3-32GB", idle_watts=50, limit_watts=350)
 
-T4 = GpuProfile(
+T4 = replace(
+    V100_SXM2,
     name="Tesla T4",
     architecture=6,
     memory_bytes=16106127360,
     thresholds=ThresholdsProfile(shutdown=96, slowdown=93, gpu_max=85),
-    event_types=_OLD_EVENTS,
     fields={nvml.FI_RETIRED_SBE: 0, nvml.FI_RETIRED_DBE: 0, **_POWER},
-    ecc=True,
-    page_retirement=True,
-    clocks_event_reasons=1,
-    pcie_width=16,
     idle_temperature=36,
     idle_watts=10,
     limit_watts=70,
