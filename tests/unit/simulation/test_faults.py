@@ -20,8 +20,8 @@ ANY = EventType.DOUBLE_BIT_ECC | EventType.XID_CRITICAL | EventType.GPU_RECOVERY
 class Bench:
     """GPU 0 of a simulated node, with all of its events asked for."""
 
-    def __init__(self, name="hgx-h100", state=None):
-        self.node = make_node(name, state)
+    def __init__(self, name="hgx-h100", state=None, **more):
+        self.node = make_node(name, state, **more)
         self.driver = opened(self.node)
         self.gpu = self.driver.handle_by_index(0)
         self.events = self.driver.event_set()
@@ -528,7 +528,7 @@ def test_a_count_of_memory_errors_is_cleared_without_a_reset(bench):
     assert bench.node.bindings() == binding
 
 
-class Metered:
+class Metered(Bench):
     """A GPU of 70 W on a clock of its own."""
 
     def __init__(self, state=None):
@@ -538,9 +538,7 @@ class Metered:
 
     def begin(self):
         """A process that opens the driver, as it finds the node."""
-        self.node = make_node("hgx-h100", self.state, wall_clock=lambda: self.now)
-        self.driver = opened(self.node)
-        self.gpu = self.driver.handle_by_index(0)
+        super().__init__(state=self.state, wall_clock=lambda: self.now)
 
     def energy(self):
         told = self.driver.total_energy(self.gpu)
@@ -550,9 +548,6 @@ class Metered:
     def counters(self):
         by_field = self.driver.field_values(self.gpu, (Field(180), Field(38, 17), Field(94)))
         return (self.driver.uncorrected_ecc_errors(self.gpu), self.driver.pcie_replays(self.gpu), *by_field)
-
-    def apply(self, **request):
-        return faults.apply(self.node, {"gpu": 0} | {name.replace("_", "-"): value for name, value in request.items()})
 
 
 def test_energy_may_be_a_millijoule_less_once():
