@@ -227,7 +227,7 @@ class Deaf(StandInKubelet):
             if not self.deaf:
                 await connect(resource, path)
 
-        self._registry.connect = unless_deaf
+        self._registry.connect = unless_deaf  # type: ignore[method-assign]
 
 
 @asynccontextmanager
