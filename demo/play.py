@@ -1,7 +1,7 @@
 """The demo: typical events for the daemon on a simulated 8-GPU node, in a few seconds.
 
-The daemon is the real daemon in a process of its own. The node is simulated, and the kubelet is the stand-in. The demo ends
-with an error if a step does not happen.
+The daemon is the real daemon in a process of its own. Its node and its kubelet are simulated. The demo ends with an error if a
+step does not happen.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ PROFILE = "hgx-h100"
 GENERATION: Final = "1.36"
 NUMA_POLICY: Final = "best-effort"
 
+# Longest path of the temporary directory's parent, in characters: a socket's path may have only 107 bytes
 LONGEST_TEMPORARY = 50
-"""Longest path of the temporary directory's parent, in characters: a socket's path may have only 107 bytes."""
 
 
 async def play(out: TextIO) -> int:

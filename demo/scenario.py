@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from demo.daemon_process import DaemonProcess
-from demo.stand_in_kubelet import (
-    Admission,
-    AdmissionError,
-    Allocation,
-    Event,
-    EventKind,
-    StandInKubelet,
-)
+from demo.stand_in_kubelet import Admission, AdmissionError, Allocation, Event, EventKind, StandInKubelet
 from gpu_plugin.runtime import control
 from gpu_plugin.simulation.profile import Profile
 
@@ -26,11 +19,9 @@ RESOURCE = "nvidia.com/gpu"
 HEALTH_POLL = "200ms"
 TEMPERATURE_RECOVERY = "1s"
 
-STEP_SECONDS = 8.0
-"""Longest wait for a step: several times the duration on a busy machine."""
+STEP_SECONDS = 8.0  # Longest wait for a step: several times the duration on a busy machine
 
-KUBELET_AWAY = 0.5
-"""Seconds between the end of a kubelet and the start of the next."""
+KUBELET_AWAY = 0.5  # Seconds between the end of a kubelet and the start of the next
 
 _APPLICATION_XID = 31  # MMU fault: an application's own error
 _FATAL_XID = 79  # the GPU has fallen off the bus
@@ -39,11 +30,11 @@ _COOL = 40  # °C
 _UNFIT = "is Unhealthy: "  # in the log
 
 
+# Colours, as parameters of ANSI's select graphic rendition
 BAD = "31;1"
 GOOD = "32;1"
 DIM = "2"
 BOLD = "1"
-"""Colours, as parameters of ANSI's select graphic rendition."""
 
 
 class Timeline:

@@ -14,24 +14,9 @@ from demo.stand_in_kubelet import topology
 from demo.stand_in_kubelet.client import CallError
 from demo.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, admission_panic
 from demo.stand_in_kubelet.journal import EventKind, Journal
-from demo.stand_in_kubelet.pods import (
-    Admission,
-    Allocation,
-    Container,
-    Entry,
-    Pod,
-    conflicts,
-    edits,
-    response_breaches,
-)
+from demo.stand_in_kubelet.pods import Admission, Allocation, Container, Entry, Pod, conflicts, edits, response_breaches
 from demo.stand_in_kubelet.registry import Endpoint, PluginRegistry
-from demo.stand_in_kubelet.selection import (
-    SelectionError,
-    check_serving,
-    complete,
-    preferred_breaches,
-    select,
-)
+from demo.stand_in_kubelet.selection import SelectionError, check_serving, complete, preferred_breaches, select
 from demo.stand_in_kubelet.topology import Hint, NumaPolicy
 from gpu_plugin.containers.edits import ContainerEdits
 from gpu_plugin.kubelet import messages, wire
@@ -67,7 +52,7 @@ class PodAdmission:
         journal: Journal,
         policy: NumaPolicy,
         rng: random.Random,
-        registry: Callable[[], PluginRegistry],
+        registry: PluginRegistry,
         checkpoint: Callable[[], None],
         panic: Callable[[str], None],
     ) -> None:
@@ -142,7 +127,7 @@ class PodAdmission:
 
     def recount(self) -> None:
         """Count exactly the devices of known pods as allocated."""
-        for resource, state in self._registry().tables.items():
+        for resource, state in self._registry.tables.items():
             state.allocated = {identifier for pod in self.known.values() for identifier in pod.ids(resource)}
 
     def entries(self) -> list[Entry]:
@@ -186,7 +171,7 @@ class PodAdmission:
         if limits:
             self.collect()
         for resource, count in limits.items():
-            if resource not in self._registry().tables:
+            if resource not in self._registry.tables:
                 # The device manager would admit it without devices; the scheduler's predicate comes first.
                 raise AdmissionError(
                     f"Node didn't have enough resource: {resource}, requested: {count}, used: 0, capacity: 0",
@@ -210,7 +195,7 @@ class PodAdmission:
     def _hint(self, pod: Pod, container: Container, limits: dict[str, int], reusable: dict[str, set[str]]) -> Hint:
         if self._policy == "none":
             return Hint(None, preferred=True)
-        tables = self._registry().tables
+        tables = self._registry.tables
         hints = []
         for resource, count in limits.items():
             state, again = tables[resource], pod.allocated.get(container.name, {}).get(resource)
@@ -231,7 +216,7 @@ class PodAdmission:
     async def _allocate(
         self, pod: Pod, container: Container, resource: str, count: int, reusable: set[str], hint: Hint
     ) -> None:
-        state = self._registry().tables[resource]
+        state = self._registry.tables[resource]
         allocated = pod.allocated.get(container.name, {}).get(resource) if pod.uid in self.known else None
         if allocated is not None and len(allocated.ids) != count:
             raise SelectionError(
@@ -243,7 +228,7 @@ class PodAdmission:
             return
         selection = select(state, count, reusable, hint, self._rng)
         state.allocated.update(selection.taken)
-        endpoint = self._registry().endpoints.get(resource)
+        endpoint = self._registry.endpoints.get(resource)
         preferred: tuple[str, ...] = ()
         ask = selection.ask if endpoint is not None and endpoint.preferred_available else None
         if ask is not None and endpoint is not None:
@@ -266,15 +251,7 @@ class PodAdmission:
             self._journal.breach(resource, breach)
         numa = {each: state.devices[each].numa for each in ids if each in state.devices}
         pod.allocated.setdefault(container.name, {})[resource] = Allocation(
-            container.name,
-            resource,
-            ids,
-            hint.nodes,
-            ask,
-            preferred,
-            response,
-            bytes(responses[0]),
-            numa,
+            container.name, resource, ids, hint.nodes, ask, preferred, response, bytes(responses[0]), numa
         )
         self.known[pod.uid] = pod
 
@@ -318,11 +295,11 @@ class PodAdmission:
     async def _start(self, pod: Pod) -> None:
         for allocated in pod.allocated.values():
             for resource, allocation in allocated.items():
-                endpoint = self._registry().endpoints.get(resource)
+                endpoint = self._registry.endpoints.get(resource)
                 if pod.running or endpoint is None or not endpoint.pre_start_required:
                     continue
                 request = bytes(messages.PreStartContainerRequest(list(allocation.ids)))
-                state = self._registry().tables[resource]
+                state = self._registry.tables[resource]
                 try:
                     await self._call(state, endpoint, wire.PRE_START, request, PRE_START_SECONDS)
                 except (CallError, SelectionError) as error:

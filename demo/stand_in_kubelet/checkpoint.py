@@ -99,7 +99,7 @@ class CheckpointKeeper:
         listed = {
             (resource, identifier)
             for pod in self._admission.active().values()
-            for devices in listing(pod).containers.values()
+            for devices in listing(pod).values()
             for resource, identifier, _ in devices
         }
         if self._written and (not lists or (lists != self._lists_when_written and self._written - listed)):

@@ -22,11 +22,11 @@ from demo.stand_in_kubelet.server import close_connection, peer_pid
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
 
+# How a stream is ended: the connection is cut, closed in order, or only the stream is reset
 DropKind = Literal["close", "goaway", "rst"]
-"""How a stream is ended: the connection is cut, closed in order, or only the stream is reset."""
 
+# Errors of grpclib for a call that fails or loses its connection
 _FAILURES = (GRPCError, OSError, StreamTerminatedError, ProtocolError, AssertionError)
-"""Errors of grpclib for a call that fails or loses its connection."""
 
 _BACKOFF_FACTOR = 1.6
 _BACKOFF_JITTER = 0.2

@@ -13,8 +13,8 @@ import msgspec
 from demo.stand_in_kubelet.topology import NumaPolicy
 from gpu_plugin.kubelet import messages, wire
 
+# Seconds for which a resource keeps its capacity after its stream ended (types.go: endpointStopGracePeriod)
 GRACE_SECONDS = 300.0
-"""Seconds for which a resource keeps its capacity after its stream ended (types.go: endpointStopGracePeriod)."""
 
 MAX_ID_LENGTH = 63
 

@@ -22,8 +22,8 @@ from demo.stand_in_kubelet.topology import NumaPolicy
 SOCKET = "kubelet.sock"
 DIRECTORY_MODE = 0o750
 
+# Seconds from the kubelet's start until its container runtime is ready. A real node takes one second or more.
 RUNTIME_READY = 0.02
-"""Seconds from the kubelet's start until its container runtime is ready. On a real node it is one second or more."""
 
 
 class StandInKubelet:
@@ -72,16 +72,21 @@ class StandInKubelet:
         )
         self.running = False
         self._policy = numa_policy
-        self._generation = generation
-        self._clock = clock
-        self._dial_timeout = dial_timeout
-        self._rng = random.Random(seed)  # noqa: S311 - an order, not a secret
+        rng = random.Random(seed)  # noqa: S311 - an order, not a secret
         self._journal = Journal()
-        self._registry = self._new_registry()
-        self._admission = PodAdmission(
-            self._journal, numa_policy, self._rng, lambda: self._registry, self._write_checkpoint, self._panic
+        self._registry = PluginRegistry(
+            self._journal,
+            generation=generation,
+            clock=clock,
+            rng=rng,
+            dial_timeout=dial_timeout,
+            list_received=self._list_received,
+            list_again=self._wants_list,
         )
-        self._registration = RegistrationService(self._journal, directory, self._connect)
+        self._admission = PodAdmission(
+            self._journal, numa_policy, rng, self._registry, self._write_checkpoint, self._panic
+        )
+        self._registration = RegistrationService(self._journal, directory, self._registry)
         self._pod_resources = PodResourcesService(self._admission.active, lambda: self.resources, collect=self._collect)
         self._checkpoint = CheckpointKeeper(directory, self._journal, self._admission, self._pod_resources)
         self.events, self.violations = self._journal.events, self._journal.violations
@@ -127,7 +132,7 @@ class StandInKubelet:
             raise RuntimeError("the stand-in kubelet runs already: stop it first")
         await self._wait_dropped()  # tasks left by a panic
         self._journal.panicked = ""
-        self._registry = self._new_registry()
+        self._registry.restart()
         self._admission.restart([])
         try:
             await self._serve_pod_resources()
@@ -260,19 +265,8 @@ class StandInKubelet:
             listed = "\n  ".join(self.violations)
             raise AssertionError(f"the plugin broke the kubelet's contract {len(self.violations)} times:\n  {listed}")
 
-    def _new_registry(self) -> PluginRegistry:
-        return PluginRegistry(
-            self._journal,
-            generation=self._generation,
-            clock=self._clock,
-            rng=self._rng,
-            dial_timeout=self._dial_timeout,
-            list_received=self._list_received,
-            list_again=lambda: self._checkpoint.wants_list(self.resources),
-        )
-
-    async def _connect(self, resource: str, path: Path) -> None:
-        await self._registry.connect(resource, path)
+    def _wants_list(self) -> bool:
+        return self._checkpoint.wants_list(self.resources)
 
     def _list_received(self, resource: str, gone: set[str]) -> None:
         state = self._registry.tables[resource]

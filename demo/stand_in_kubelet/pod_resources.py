@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-import msgspec
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
@@ -23,8 +22,7 @@ from gpu_plugin.runtime.rates import TokenBucket
 PLUGIN_DIRECTORY = "device-plugins"
 DIRECTORY = "pod-resources"
 SOCKET = "kubelet.sock"
-NAMESPACE = "default"
-"""The namespace of all pods of the stand-in."""
+NAMESPACE = "default"  # The namespace of all pods of the stand-in
 
 CALLS_A_SECOND = 100.0
 BURST = 10
@@ -38,38 +36,26 @@ def default_socket(directory: Path) -> Path | None:
     return directory.parent / DIRECTORY / SOCKET if directory.name == PLUGIN_DIRECTORY else None
 
 
+# A device of a container: its resource, its id, its NUMA node ids (empty: not known)
 AllocatedDevice = tuple[str, str, tuple[int, ...]]
-"""A device of a container: its resource, its id, its NUMA node ids (empty: not known)."""
 
 
-class PodListing(msgspec.Struct, frozen=True):
-    """One pod of an answer: the devices of its `containers`, by their names."""
-
-    name: str
-    namespace: str
-    containers: Mapping[str, Sequence[AllocatedDevice]]
-
-
-def encode_pods(pods: Iterable[PodListing]) -> bytes:
-    """Return a ListPodResourcesResponse."""
-    return b"".join(bytes(v1.ListPodResourcesResponse([_pod(pod)])) for pod in pods)
+def encode_pods(pods: Mapping[str, Mapping[str, Sequence[AllocatedDevice]]]) -> bytes:
+    """Return a ListPodResourcesResponse of the devices by pod name, then by container name."""
+    found = []
+    for pod, containers in pods.items():
+        listed = [
+            v1.ContainerResources(name, [entry for device in devices for entry in _entries(device)])
+            for name, devices in containers.items()
+        ]
+        found.append(bytes(v1.ListPodResourcesResponse([v1.PodResources(pod, NAMESPACE, listed)])))
+    return b"".join(found)
 
 
 def encode_allocatable(devices: Iterable[AllocatedDevice]) -> bytes:
     """Return an AllocatableResourcesResponse."""
     parts = [entry for device in devices for entry in _entries(device)]
     return bytes(v1.AllocatableResourcesResponse(parts))
-
-
-def _pod(pod: PodListing) -> v1.PodResources:
-    return v1.PodResources(
-        pod.name,
-        pod.namespace,
-        [
-            v1.ContainerResources(name, [entry for device in devices for entry in _entries(device)])
-            for name, devices in pod.containers.items()
-        ],
-    )
 
 
 @lru_cache(4096)
@@ -120,7 +106,7 @@ class PodResourcesService:
         await self._request(stream)
         self.lists += 1
         self._collect()
-        await stream.send_message(encode_pods(map(listing, self._pods().values())))
+        await stream.send_message(encode_pods({name: listing(pod) for name, pod in self._pods().items()}))
 
     async def _allocatable(self, stream: Stream[bytes, bytes]) -> None:
         await self._request(stream)
@@ -137,18 +123,14 @@ class PodResourcesService:
         return await stream.recv_message() or b""
 
 
-def listing(pod: Pod) -> PodListing:
-    """Return a pod as the service reports it: without init containers, except sidecars, even if they hold devices."""
+def listing(pod: Pod) -> dict[str, list[AllocatedDevice]]:
+    """Return the devices that the service reports by container: of no init containers except sidecars."""
     order = [c for c in pod.containers if c.kind == "sidecar"] + [c for c in pod.containers if c.kind == "app"]
-    return PodListing(
-        pod.name,
-        NAMESPACE,
-        {
-            container.name: [
-                (resource, identifier, allocation.numa.get(identifier, ()))
-                for resource, allocation in pod.allocated.get(container.name, {}).items()
-                for identifier in allocation.ids
-            ]
-            for container in order
-        },
-    )
+    return {
+        container.name: [
+            (resource, identifier, allocation.numa.get(identifier, ()))
+            for resource, allocation in pod.allocated.get(container.name, {}).items()
+            for identifier in allocation.ids
+        ]
+        for container in order
+    }

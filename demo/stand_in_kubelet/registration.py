@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from grpclib.server import Stream
 
 from demo.stand_in_kubelet.client import AlreadyConnectedError, CallError, DialError
 from demo.stand_in_kubelet.journal import EventKind, Journal
+from demo.stand_in_kubelet.registry import PluginRegistry
 from demo.stand_in_kubelet.server import caller_pid
 from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.kubelet import messages, wire
@@ -52,10 +52,6 @@ class Fault(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-Connect = Callable[[str, Path], Awaitable[None]]
-"""Connects to a plugin of a resource at a socket path: PluginRegistry.connect."""
-
-
 class RegistrationService:
     """Serves /v1beta1.Registration/Register of one kubelet, over all its restarts.
 
@@ -66,14 +62,14 @@ class RegistrationService:
         late: seconds by which each answer is delayed after the processing.
     """
 
-    def __init__(self, journal: Journal, directory: Path, connect: Connect) -> None:
+    def __init__(self, journal: Journal, directory: Path, registry: PluginRegistry) -> None:
         self.counts: dict[str, RegistrationCount] = {}
         self.faults: deque[Fault] = deque()
         self.delay = 0.0
         self.late = 0.0
         self._journal = journal
         self._directory = directory
-        self._connect = connect
+        self._registry = registry
         self._in_flight: list[tuple[str, int | str]] = []
 
     def __mapping__(self) -> dict[str, Handler]:
@@ -128,7 +124,7 @@ class RegistrationService:
             raise GRPCError(Status.UNKNOWN, f'the ResourceName "{name}" is invalid')
         for breach in endpoint_breaches(request.endpoint, str(path)):
             self._journal.breach(name, breach)
-        await self._connect(name, path)
+        await self._registry.connect(name, path)
         if self.late:
             await asyncio.sleep(self.late)
 

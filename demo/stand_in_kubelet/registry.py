@@ -38,7 +38,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class PluginRegistry:
-    """All plugins of one running kubelet. It is made again at each start, like the kubelet's process.
+    """All plugins of one kubelet, which `restart` removes, like the end of a kubelet's process.
 
     Attributes:
         tables: the state of each resource, by resource name.
@@ -56,8 +56,6 @@ class PluginRegistry:
         list_received: Callable[[str, set[str]], None],
         list_again: Callable[[], bool],
     ) -> None:
-        self.tables: dict[str, ResourceState] = {}
-        self.endpoints: dict[str, Endpoint] = {}
         self._journal = journal
         self._generation = generation
         self._clock = clock
@@ -65,6 +63,12 @@ class PluginRegistry:
         self._dial_timeout = dial_timeout
         self._list_received = list_received
         self._list_again = list_again
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin without plugins and resources. The connections must have been dropped."""
+        self.tables: dict[str, ResourceState] = {}
+        self.endpoints: dict[str, Endpoint] = {}
         self._clients: dict[tuple[str, str], PluginClient] = {}
         self._connected: dict[str, dict[str, Endpoint]] = {}  # from 1.37 on: by resource name and socket path
         self._every_client: set[PluginClient] = set()
@@ -212,11 +216,7 @@ class PluginRegistry:
         self._journal.wake()
 
     def _receive(
-        self,
-        client: PluginClient,
-        data: bytes,
-        arrived: float,
-        before: list[ListedDevice] | None,
+        self, client: PluginClient, data: bytes, arrived: float, before: list[ListedDevice] | None
     ) -> list[ListedDevice]:
         resource = client.resource
         try:

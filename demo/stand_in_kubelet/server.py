@@ -18,8 +18,7 @@ from grpclib.server import Handler, Server, Stream
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.runtime.peer import peer_of
 
-SOCKET_MODE = 0o755
-"""The mode of a Unix socket that a Go process with umask 022 makes."""
+SOCKET_MODE = 0o755  # The mode of a Unix socket that a Go process with umask 022 makes
 
 
 class _Connection(H2Protocol):

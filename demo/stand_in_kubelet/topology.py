@@ -12,8 +12,7 @@ import msgspec
 
 NumaPolicy = Literal["none", "best-effort", "restricted", "single-numa-node"]
 
-Numa = Mapping[str, tuple[int, ...]]
-"""NUMA node ids by device id; empty if the device has no topology."""
+Numa = Mapping[str, tuple[int, ...]]  # NUMA node ids by device id; empty if the device has no topology
 
 
 class Hint(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ import os
 import re
 import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from gpu_plugin.config.errors import ConfigError
@@ -12,6 +13,7 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 
 MODE = 0o666
 
+# Pattern of a path, major, minor; a number in the path is added to the minor
 _NUMBERS = (
     # 195 is NVIDIA's number in the kernel's list of majors, with these minors. Other majors are assigned at load time:
     # 238 and 241 are from an H200 host, the others are common values.
@@ -27,9 +29,6 @@ _NUMBERS = (
     (r"/dev/infiniband/uverbs(\d+)", 231, 192),
     (r"/dev/infiniband/rdma_cm", 10, 58),
 )
-"""Pattern of a path, major, minor; a number in the path is added to the minor."""
-
-_OTHER_MAJOR = 240  # The first major for local use in the kernel's list. Minors are assigned in the order of the paths.
 
 _log = logging.getLogger(__name__)
 
@@ -88,26 +87,25 @@ def device_numbers(paths: frozenset[str]) -> dict[str, int]:
                 numbers[path] = os.makedev(major, first + int(match[1] if match.lastindex else 0))
                 break
         else:
-            numbers[path] = os.makedev(_OTHER_MAJOR, others)
+            # The first major for local use in the kernel's list. Minors are assigned in the order of the paths.
+            numbers[path] = os.makedev(240, others)
             others += 1
     return numbers
 
 
 def _make_one(path: Path, number: int) -> None:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    try:
+    with suppress(FileNotFoundError):
         there = path.lstat()
-    except FileNotFoundError:
-        there = None
-    if there and not stat.S_ISCHR(there.st_mode):
-        raise ConfigError(f"{path}: is in the way of a simulated device node: remove it")
-    if there and there.st_rdev != number:
+        if not stat.S_ISCHR(there.st_mode):
+            raise ConfigError(f"{path}: is in the way of a simulated device node: remove it")
+        if there.st_rdev == number:
+            if stat.S_IMODE(there.st_mode) != MODE:
+                path.chmod(MODE)
+            return
         path.unlink()
-        there = None
-    if not there:
-        os.mknod(path, MODE | stat.S_IFCHR, number)
-    if not there or stat.S_IMODE(there.st_mode) != MODE:
-        path.chmod(MODE)  # mknod applies the umask
+    os.mknod(path, MODE | stat.S_IFCHR, number)
+    path.chmod(MODE)  # mknod applies the umask
 
 
 def _remove_stale(folder: Path, wanted: dict[Path, int]) -> None:

@@ -4,10 +4,13 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpu_plugin.devices.nvml_h import (
     EVENT_TYPES_ALL,
+    FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+    FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
     FI_NVLINK_GET_STATE,
     FI_PCIE_REPLAY_COUNTER,
     FI_POWER_CURRENT_LIMIT,
@@ -19,28 +22,14 @@ from gpu_plugin.devices.nvml_h import (
     FI_RETIRED_PENDING,
     FI_TOTAL_ENERGY_CONSUMPTION,
     ComputeMode,
-    FabricState,
     Return,
     Threshold,
 )
-from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml.port import (
-    NVML_FUNCTIONS,
-    Driver,
-    Event,
-    EventSet,
-    Field,
-    Handle,
-    MigAttributes,
-    NvmlError,
-    PcieLink,
-    RemappedRows,
-)
-from gpu_plugin.simulation.condition import FABRICS, LINK_FIELDS, Condition
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Event, EventSet, Field, Handle, MigAttributes, NvmlError
 from gpu_plugin.simulation.event_sets import GpuIsLostError
-from gpu_plugin.simulation.hardware import SimulatedMigDevice, SimulatedNode
+from gpu_plugin.simulation.gpu import SimulatedGpu, SimulatedMigDevice
+from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
-from gpu_plugin.simulation.profile import GpuProfile
 
 T = TypeVar("T")
 
@@ -52,34 +41,36 @@ _HANDLE_STRIDE = 0x1000
 _FIRST_MIG_HANDLE = 0x7F8000000000
 _MIG_STRIDE = 0x100
 
-# The fields of a Condition that NVML returns by functions and by these field ids
-_PRESENT = {
-    FI_REMAPPED_PENDING: "remap_pending",
-    FI_REMAPPED_FAILURE: "remap_failure",
-    FI_REMAPPED_UNC: "rows_uncorrectable",
-    FI_RETIRED_PENDING: "retirement_pending",
-    FI_PCIE_REPLAY_COUNTER: "pcie_replays",
-}
+# Fields for which NVML needs the number of an NVLink, in scopeId
+LINK_FIELDS = frozenset(
+    {
+        FI_NVLINK_GET_STATE,
+        FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+        FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    }
+)
 
-_OF_ROWS = (
-    FI_REMAPPED_PENDING,
-    FI_REMAPPED_FAILURE,
-    FI_REMAPPED_COR,
-    FI_REMAPPED_UNC,
-)  # not supported with MIG devices
 
-_THRESHOLDS = {
-    Threshold.SHUTDOWN: "shutdown",
-    Threshold.SLOWDOWN: "slowdown",
-    Threshold.MEM_MAX: "memory_max",
-    Threshold.GPU_MAX: "gpu_max",
-}
+def refused(call: str, code: int) -> NvmlError:
+    """Return the error of a call that fails with this nvmlReturn_t."""
+    return NvmlError(code, NVML_FUNCTIONS[call])
 
-# By nvmlDeviceArchitecture_t: V100, T4, A100, L40S, H100, B200 (developer.nvidia.com/cuda-gpus).
-_COMPUTE_CAPABILITIES = {5: (7, 0), 6: (7, 5), 7: (8, 0), 8: (8, 9), 9: (9, 0), 10: (10, 0)}
 
-# The PCIe generation of NVIDIA's data center GPUs by nvmlDeviceArchitecture_t, from their data sheets.
-_PCIE_GENERATIONS = {5: 3, 6: 3, 7: 4, 8: 4, 9: 5, 10: 5}
+def supported(call: str, value: T | None) -> T:
+    """Return the value. None is raised as NOT_SUPPORTED."""
+    if value is None:
+        raise refused(call, Return.NOT_SUPPORTED)
+    return value
+
+
+def _answer(call: str) -> Any:
+    """Return the method for a call that returns one value of a GPU."""
+
+    def answer(self: "SimulatedDriver", handle: Handle) -> object:
+        return supported(call, self._gpu(call, handle).answer(call))
+
+    return answer
 
 
 class SimulatedDriver(Driver):
@@ -113,7 +104,6 @@ class SimulatedDriver(Driver):
             raise ValueError(f"latency of {', '.join(sorted(unknown))}: no such driver call")
         self.calls: collections.Counter[str] = collections.Counter()
         self._node = node
-        self._profile = node.profile
         self._latency = dict(latency or {})
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -141,124 +131,131 @@ class SimulatedDriver(Driver):
             self._node.closed()
             self._node.events.free_all()
 
-    def _begin(self, call: str, gpu: int | None = None, *, opened: bool = True) -> None:
-        """Do the first step of all calls: count, delay, and refuse."""
-        with self._lock:
-            self.calls[call] += 1
-            ready = self._opened or not opened
-        if seconds := self._latency.get(call):
-            self._sleep(seconds)
-        if not ready:
-            raise refused(call, Return.UNINITIALIZED)
-        if self._node.refusals and (code := self._node.refusal(call, gpu)) is not None:
-            raise refused(call, code)
+    # Values of `SimulatedGpu.answer`
+    minor_number = _answer("minor_number")
+    pci_bus_id = _answer("pci_bus_id")
+    architecture = _answer("architecture")
+    compute_capability = _answer("compute_capability")
+    memory_total = _answer("memory_total")
+    memory_used = _answer("memory_used")
+    memory_affinity = _answer("memory_affinity")
+    power_usage = _answer("power_usage")
+    power_limit = _answer("power_limit")
+    persistence_mode = _answer("persistence_mode")
+    temperature = _answer("temperature")
+    margin_temperature = _answer("margin_temperature")
+    uncorrected_ecc_errors = _answer("uncorrected_ecc_errors")
+    sram_threshold_exceeded = _answer("sram_threshold_exceeded")
+    retired_pages_pending = _answer("retired_pages_pending")
+    unrepairable_memory = _answer("unrepairable_memory")
+    remapped_rows = _answer("remapped_rows")
+    clocks_event_reasons = _answer("clocks_event_reasons")
+    fabric = _answer("fabric")
+    nvlink_states = _answer("nvlink_states")
+    pcie_link = _answer("pcie_link")
+    pcie_generation = _answer("pcie_generation")
+    pcie_max_generation = _answer("pcie_max_generation")
+    pcie_replays = _answer("pcie_replays")
+    vgpu_licensed = _answer("vgpu_licensed")
+    supported_event_types = _answer("supported_event_types")
+    utilization = _answer("utilization")
+    mig_mode = _answer("mig_mode")
+    max_mig_devices = _answer("max_mig_devices")
 
-    # Values from a GPU's profile (`built`) and its present state (`now`)
+    def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
+        """Return the profile's threshold in °C. INVALID_ARGUMENT for a kind that NVML does not have."""
+        limits = self._gpu("temperature_threshold", handle).built.thresholds
+        by_kind = {
+            Threshold.SHUTDOWN: limits.shutdown,
+            Threshold.SLOWDOWN: limits.slowdown,
+            Threshold.MEM_MAX: limits.memory_max,
+            Threshold.GPU_MAX: limits.gpu_max,
+        }
+        if kind not in by_kind:
+            raise refused("temperature_threshold", Return.INVALID_ARGUMENT)
+        return supported("temperature_threshold", by_kind[kind])
 
-    def minor_number(self, handle: Handle) -> int:
-        return self._gpu("minor_number", handle).minor
+    def total_energy(self, handle: Handle) -> int:
+        """Return the energy in mJ, which grows with time and begins at 0 after a reset."""
+        return self._node.energy(self._gpu("total_energy", handle).index)
 
-    def pci_bus_id(self, handle: Handle) -> str:
-        return self._gpu("pci_bus_id", handle).pci_bus_id
+    def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
+        """NOT_SUPPORTED for a field that the profile does not list, INVALID_ARGUMENT for a link that does not exist."""
+        gpu = self._gpu("field_values", handle)
+        return tuple(self._field(gpu, field) for field in fields)
 
-    def architecture(self, handle: Handle) -> int:
-        return supported("architecture", self._gpu("architecture", handle).architecture)
+    def _field(self, gpu: SimulatedGpu, field: Field) -> int | NvmlError:
+        now, number, links = gpu.state, field.number, gpu.links()
+        of_link = number in LINK_FIELDS
+        of_rows = number in (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE, FI_REMAPPED_COR, FI_REMAPPED_UNC)
+        if of_link and links and not 0 <= field.scope < len(links):
+            return refused("field_values", Return.INVALID_ARGUMENT)
+        if number not in gpu.built.fields or (of_link and not links) or (of_rows and gpu.mig_devices):
+            return refused("field_values", Return.NOT_SUPPORTED)
+        own = gpu.built.fields[number]
+        if number == FI_NVLINK_GET_STATE:
+            return int(links[field.scope] is not None)
+        if of_link:
+            return now.link_fields.get(number, {}).get(field.scope, own)
+        if number == FI_TOTAL_ENERGY_CONSUMPTION:
+            return self._node.energy(gpu.index)
+        of_functions = {
+            FI_POWER_INSTANT: gpu.power(),
+            FI_POWER_CURRENT_LIMIT: 1000 * gpu.built.limit_watts,
+            FI_REMAPPED_PENDING: int(now.remap_pending),
+            FI_REMAPPED_FAILURE: int(now.remap_failure),
+            FI_REMAPPED_UNC: now.rows_uncorrectable,
+            FI_RETIRED_PENDING: int(now.retirement_pending),
+            FI_PCIE_REPLAY_COUNTER: now.pcie_replays,
+        }
+        return of_functions.get(number, now.fields.get(number, own))
 
-    def compute_capability(self, handle: Handle) -> tuple[int, int]:
-        """Return the profile's value, else the value of its architecture's first GPU for data centers."""
-        built = self._gpu("compute_capability", handle)
-        derived = _COMPUTE_CAPABILITIES.get(built.architecture or 0)
-        return supported("compute_capability", built.compute_capability or derived)
+    def compute_mode(self, handle: Handle) -> int:
+        return self._node.compute_modes.get(self._gpu("compute_mode", handle).index)
 
-    def memory_total(self, handle: Handle) -> int:
-        return supported("memory_total", self._gpu("memory_total", handle).memory_bytes)
+    def set_compute_mode(self, handle: Handle, mode: int) -> None:
+        """INVALID_ARGUMENT for a mode that NVML does not have."""
+        gpu = self._gpu("set_compute_mode", handle)
+        if mode not in set(ComputeMode):
+            raise refused("set_compute_mode", Return.INVALID_ARGUMENT)
+        self._node.compute_modes.set(gpu.index, mode)
 
-    def memory_used(self, handle: Handle) -> int:
-        built, now = self._read("memory_used", handle)
-        return supported("memory_used", None if built.memory_bytes is None else now.memory_used)
+    def common_ancestor(self, one: Handle, other: Handle) -> int:
+        """Return the profile's level if both GPUs answer. UNKNOWN if the place of one of them cannot be read."""
+        low = self._gpu("common_ancestor", one)
+        high = self._answering("common_ancestor", other)
+        if low.state.topology or high.state.topology:
+            raise refused("common_ancestor", Return.UNKNOWN)
+        return self._node.profile.ancestor(low.index, high.index)
 
-    def power_usage(self, handle: Handle) -> int:
-        return _power(*self._read("power_usage", handle))
+    # NVLinks
 
-    def power_limit(self, handle: Handle) -> int:
-        return 1000 * self._gpu("power_limit", handle).limit_watts
+    def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
+        """Return False for an inactive link, whose far end NVML does not report."""
+        remote = self._remote("nvlink_to_switch", handle, link)
+        return remote is not None and all(remote != gpu.pci_bus_id for gpu in self._node.profile.gpus)
 
-    def memory_affinity(self, handle: Handle) -> frozenset[int]:
-        return frozenset(supported("memory_affinity", self._gpu("memory_affinity", handle).memory_affinity))
+    def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
+        """Return a GPU's or an NVSwitch's bus id; None for a link that leads nowhere or is down."""
+        return self._remote("nvlink_remote_bus_id", handle, link)
 
-    def persistence_mode(self, handle: Handle) -> bool:
-        return self._read("persistence_mode", handle)[1].persistence
+    def _remote(self, call: str, handle: Handle, link: int) -> str | None:
+        links = self._gpu(call, handle).links()
+        if not links:
+            raise refused(call, Return.NOT_SUPPORTED)
+        if not 0 <= link < len(links):
+            raise refused(call, Return.INVALID_ARGUMENT)
+        return links[link]
 
-    def temperature(self, handle: Handle) -> int:
-        return _temperature(*self._read("temperature", handle))
-
-    def margin_temperature(self, handle: Handle) -> int:
-        """Return the present margin, which falls by a degree for each degree above the idle temperature."""
-        built, now = self._read("margin_temperature", handle)
-        idle = supported("margin_temperature", built.margin)
-        return idle - (_temperature(built, now) - built.idle_temperature) if now.margin is None else now.margin
-
-    def uncorrected_ecc_errors(self, handle: Handle) -> int:
-        built, now = self._read("uncorrected_ecc_errors", handle)
-        return supported("uncorrected_ecc_errors", now.ecc_uncorrected if built.ecc else None)
-
-    def sram_threshold_exceeded(self, handle: Handle) -> bool:
-        built, now = self._read("sram_threshold_exceeded", handle)
-        return supported("sram_threshold_exceeded", now.sram_threshold if built.sram_status else None)
-
-    def retired_pages_pending(self, handle: Handle) -> bool:
-        built, now = self._read("retired_pages_pending", handle)
-        return supported("retired_pages_pending", now.retirement_pending if built.page_retirement else None)
-
-    def unrepairable_memory(self, handle: Handle) -> bool:
-        built, now = self._read("unrepairable_memory", handle)
-        return supported("unrepairable_memory", now.unrepairable_memory if built.unrepairable_memory else None)
-
-    def clocks_event_reasons(self, handle: Handle) -> int:
-        built, now = self._read("clocks_event_reasons", handle)
-        idle = supported("clocks_event_reasons", built.clocks_event_reasons)
-        return idle if now.clocks_event_reasons is None else now.clocks_event_reasons
-
-    def fabric(self, handle: Handle) -> Fabric:
-        """Return the state of a fault, else of the profile. In all completed states, cluster and clique are the profile's."""
-        built, now = self._read("fabric", handle)
-        own = supported("fabric", built.fabric)
-        state = own if now.fabric is None else FABRICS[now.fabric]
-        joined = state.state == FabricState.COMPLETED
-        place = (own.cluster, own.clique) if joined else ("", 0)
-        return Fabric(state.state, state.status, state.health_mask, state.summary, *place)
-
-    def pcie_link(self, handle: Handle) -> PcieLink:
-        built, now = self._read("pcie_link", handle)
-        widest = supported("pcie_link", built.pcie_width)
-        return PcieLink(widest if now.pcie_width is None else now.pcie_width, widest)
-
-    def pcie_generation(self, handle: Handle) -> int:
-        """Return the same as `pcie_max_generation`: the link is never idle."""
-        return supported("pcie_generation", _pcie_generation(self._gpu("pcie_generation", handle)))
-
-    def pcie_max_generation(self, handle: Handle) -> int:
-        return supported("pcie_max_generation", _pcie_generation(self._gpu("pcie_max_generation", handle)))
-
-    def pcie_replays(self, handle: Handle) -> int:
-        built, now = self._read("pcie_replays", handle)
-        return supported("pcie_replays", now.pcie_replays if built.pcie_width else None)
-
-    def vgpu_licensed(self, handle: Handle) -> bool:
-        return supported("vgpu_licensed", self._gpu("vgpu_licensed", handle).vgpu_licensed)
-
-    def supported_event_types(self, handle: Handle) -> int:
-        return supported("supported_event_types", self._gpu("supported_event_types", handle).event_types)
-
-    # Calls about the node, GPUs and MIG devices
+    # The node, and handles of its GPUs
 
     def driver_version(self) -> str:
         self._begin("driver_version")
-        return self._profile.driver_version
+        return self._node.profile.driver_version
 
     def cuda_version(self) -> tuple[int, int]:
         self._begin("cuda_version")
-        return self._profile.cuda_version
+        return self._node.profile.cuda_version
 
     def device_count(self) -> int:
         """Return the number of GPUs, including lost GPUs and GPUs that have vanished since."""
@@ -275,122 +272,75 @@ class SimulatedDriver(Driver):
 
     def handle_by_uuid(self, uuid: str) -> Handle:
         """NOT_FOUND for a uuid that no GPU has."""
-        gpus = (index for index, gpu in enumerate(self._profile.gpus) if gpu.uuid == uuid)
+        gpus = (index for index, gpu in enumerate(self._node.profile.gpus) if gpu.uuid == uuid)
         return self._look_up("handle_by_uuid", next(gpus, None))
 
     def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
         """NOT_FOUND for a bus id that no GPU has. As in NVML, its case is ignored, and the domain may have four digits."""
-        return self._look_up("handle_by_pci_bus_id", self._profile.at(bus_id))
+        return self._look_up("handle_by_pci_bus_id", self._node.profile.at(bus_id))
+
+    def _look_up(self, call: str, index: int | None) -> Handle:
+        self._begin(call, index)
+        if index not in self._departures or self._node.gpus[index].departures != self._departures[index]:
+            raise refused(call, Return.NOT_FOUND)
+        return self._handle(call, index)
+
+    def _handle(self, call: str, index: int) -> Handle:
+        self._check_answers(call, index)
+        return Handle(_FIRST_HANDLE + self._gpus.index(index) * _HANDLE_STRIDE)
+
+    # MIG, and calls that GPUs and MIG devices answer
 
     def uuid(self, handle: Handle) -> str:
         found = self._mig_device("uuid", handle)
-        return found.uuid if found else self._gpu("uuid", handle).uuid
+        return found.uuid if found else self._gpu("uuid", handle).built.uuid
 
     def name(self, handle: Handle) -> str:
         found = self._mig_device("name", handle)
         if found is None:
-            return self._gpu("name", handle).name
-        return f"{self._profile.gpus[found.gpu].name} MIG {found.instance.profile}"
-
-    def utilization(self, handle: Handle) -> int:
-        """Return the present percentage. NOT_SUPPORTED in MIG mode."""
-        index = self._reach("utilization", handle)
-        busy = self._node.condition(index).utilization
-        return supported("utilization", busy if self._node.mig_devices(index) is None else None)
-
-    def mig_mode(self, handle: Handle) -> tuple[int, int]:
-        """Return the profile's (current, pending), until the GPU is repartitioned."""
-        index = self._reach("mig_mode", handle)
-        built = supported("mig_mode", self._profile.gpus[index].mig_mode)
-        enabled = int(self._node.mig_devices(index) is not None)
-        return built if built[0] == enabled else (enabled, enabled)
-
-    def max_mig_devices(self, handle: Handle) -> int:
-        """Return 0 outside MIG mode and for models without MIG, for which NVML returns no error here."""
-        index = self._reach("max_mig_devices", handle)
-        return 0 if self._node.mig_devices(index) is None else COMPUTE_SLICES
+            return self._gpu("name", handle).built.name
+        return f"{self._node.profile.gpus[found.gpu].name} MIG {found.instance.profile}"
 
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """NOT_SUPPORTED outside MIG mode. NOT_FOUND for an index without a device, INVALID_ARGUMENT for a higher index."""
-        gpu = self._reach("mig_handle", handle)
-        devices = supported("mig_handle", self._node.mig_devices(gpu))
+        devices = supported("mig_handle", self._gpu("mig_handle", handle).mig_devices)
         if not 0 <= index < COMPUTE_SLICES:
             raise refused("mig_handle", Return.INVALID_ARGUMENT)
         if index >= len(devices):
             raise refused("mig_handle", Return.NOT_FOUND)
         return Handle(_FIRST_MIG_HANDLE + devices[index].number * _MIG_STRIDE)
 
+    # NOT_SUPPORTED for the handle of a whole GPU
+
     def gpu_instance_id(self, handle: Handle) -> int:
-        """NOT_SUPPORTED for the handle of a whole GPU."""
         return self._mig("gpu_instance_id", handle).instance.gpu_instance
 
     def compute_instance_id(self, handle: Handle) -> int:
-        """NOT_SUPPORTED for the handle of a whole GPU."""
         return self._mig("compute_instance_id", handle).instance.compute_instance
 
     def mig_attributes(self, handle: Handle) -> MigAttributes:
-        """NOT_SUPPORTED for the handle of a whole GPU."""
         found = self._mig("mig_attributes", handle).instance
         return MigAttributes(found.gpu_instance_slices, found.compute_slices, found.memory_mb, found.engines)
 
-    def compute_mode(self, handle: Handle) -> int:
-        return self._node.compute_modes.get(self._reach("compute_mode", handle))
+    def _mig(self, call: str, handle: Handle) -> SimulatedMigDevice:
+        found = self._mig_device(call, handle)
+        if found is None:
+            self._gpu(call, handle)
+        return supported(call, found)
 
-    def set_compute_mode(self, handle: Handle, mode: int) -> None:
-        """INVALID_ARGUMENT for a mode that NVML does not have."""
-        index = self._reach("set_compute_mode", handle)
-        if mode not in set(ComputeMode):
-            raise refused("set_compute_mode", Return.INVALID_ARGUMENT)
-        self._node.compute_modes.set(index, mode)
+    def _mig_device(self, call: str, handle: Handle) -> SimulatedMigDevice | None:
+        """Do the first steps of a call and return the MIG device of a handle; None if it is not a MIG device's handle."""
+        if handle < _FIRST_MIG_HANDLE:
+            return None
+        devices = (device for gpu in self._node.gpus for device in gpu.mig_devices or ())
+        found = next((each for each in devices if handle == _FIRST_MIG_HANDLE + each.number * _MIG_STRIDE), None)
+        self._begin(call, found.gpu if found else None)
+        if found is None:
+            raise refused(call, Return.INVALID_ARGUMENT)
+        self._check_answers(call, found.gpu)
+        return found
 
-    def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
-        """Return the profile's threshold in °C. INVALID_ARGUMENT for a kind that NVML does not have."""
-        thresholds = self._gpu("temperature_threshold", handle).thresholds
-        if kind not in _THRESHOLDS:
-            raise refused("temperature_threshold", Return.INVALID_ARGUMENT)
-        limit: int | None = getattr(thresholds, _THRESHOLDS[kind])
-        return supported("temperature_threshold", limit)
-
-    def remapped_rows(self, handle: Handle) -> RemappedRows:
-        """NOT_SUPPORTED also while the GPU is partitioned into MIG devices."""
-        index = self._reach("remapped_rows", handle)
-        now = self._node.condition(index)
-        rows = RemappedRows(0, now.rows_uncorrectable, now.remap_pending, now.remap_failure)
-        remaps = self._profile.gpus[index].row_remapping and not self._node.mig_devices(index)
-        return supported("remapped_rows", rows if remaps else None)
-
-    def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
-        """Return the state of each link. A link that leads nowhere is inactive."""
-        index = self._reach("nvlink_states", handle)
-        if not self._profile.remotes[index]:
-            raise refused("nvlink_states", Return.NOT_SUPPORTED)
-        return tuple(remote is not None for remote in self._remotes(index))
-
-    def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
-        """Return False for an inactive link, whose far end NVML does not report."""
-        remote = self._remote("nvlink_to_switch", handle, link)
-        return remote is not None and all(remote != gpu.pci_bus_id for gpu in self._profile.gpus)
-
-    def total_energy(self, handle: Handle) -> int:
-        """Return the energy in mJ, which grows with time and begins at 0 after a reset."""
-        return self._node.energy(self._reach("total_energy", handle))
-
-    def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
-        """NOT_SUPPORTED for a field that the profile does not list, INVALID_ARGUMENT for a link that does not exist."""
-        index = self._reach("field_values", handle)
-        return tuple(self._field(index, field) for field in fields)
-
-    def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
-        """Return a GPU's or an NVSwitch's bus id; None for a link that leads nowhere or is down."""
-        return self._remote("nvlink_remote_bus_id", handle, link)
-
-    def common_ancestor(self, one: Handle, other: Handle) -> int:
-        """Return the profile's level if both GPUs answer. UNKNOWN if the place of one of them cannot be read."""
-        low = self._reach("common_ancestor", one)
-        high = self._answering("common_ancestor", other)
-        if any(self._node.condition(index).topology for index in (low, high)):
-            raise refused("common_ancestor", Return.UNKNOWN)
-        return self._profile.ancestor(low, high)
+    # Events
 
     def event_set(self) -> EventSet:
         """Make an event set without GPUs."""
@@ -409,17 +359,17 @@ class SimulatedDriver(Driver):
         After UNKNOWN, due to the GPU or to an injected refusal, the set returns no more events.
         """
         try:
-            index = self._reach("register_events", handle)
+            gpu = self._gpu("register_events", handle)
         except NvmlError as error:
             if error.code == Return.UNKNOWN:
                 self._node.events.undefine(events)
             raise
-        known = supported("register_events", self._profile.gpus[index].event_types)
+        known = supported("register_events", gpu.built.event_types)
         if mask & ~EVENT_TYPES_ALL:
             raise refused("register_events", Return.INVALID_ARGUMENT)
         if mask & ~known:
             raise refused("register_events", Return.NOT_SUPPORTED)
-        if not self._node.events.register(index, handle, mask, events):
+        if not self._node.events.register(gpu.index, handle, mask, events):
             raise refused("register_events", Return.INVALID_ARGUMENT)
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
@@ -437,52 +387,29 @@ class SimulatedDriver(Driver):
 
     # Steps of calls
 
-    def _reach(self, call: str, handle: Handle) -> int:
-        """Do the first steps of all calls about a GPU and return its index. Blocks while the GPU hangs."""
+    def _begin(self, call: str, gpu: int | None = None, *, opened: bool = True) -> None:
+        """Do the first step of all calls: count, delay, and refuse."""
+        with self._lock:
+            self.calls[call] += 1
+            ready = self._opened or not opened
+        if seconds := self._latency.get(call):
+            self._sleep(seconds)
+        if not ready:
+            raise refused(call, Return.UNINITIALIZED)
+        if self._node.refusals and (code := self._node.refusal(call, gpu)) is not None:
+            raise refused(call, code)
+
+    def _gpu(self, call: str, handle: Handle) -> SimulatedGpu:
+        """Do the first steps of all calls about a GPU and return it. Blocks while the GPU hangs."""
         self._begin(call, self._find(handle))
         return self._answering(call, handle)
 
-    def _answering(self, call: str, handle: Handle) -> int:
+    def _answering(self, call: str, handle: Handle) -> SimulatedGpu:
         index = self._find(handle)
         if index is None:
             raise refused(call, Return.INVALID_ARGUMENT)
         self._check_answers(call, index)
-        return index
-
-    def _gpu(self, call: str, handle: Handle) -> GpuProfile:
-        return self._profile.gpus[self._reach(call, handle)]
-
-    def _read(self, call: str, handle: Handle) -> tuple[GpuProfile, Condition]:
-        index = self._reach(call, handle)
-        return self._profile.gpus[index], self._node.condition(index)
-
-    def _mig_device(self, call: str, handle: Handle) -> SimulatedMigDevice | None:
-        """Do the first steps of a call and return the MIG device of a handle; None if it is not a MIG device's handle."""
-        if handle < _FIRST_MIG_HANDLE:
-            return None
-        number, rest = divmod(handle - _FIRST_MIG_HANDLE, _MIG_STRIDE)
-        found = None if rest else self._node.mig_device(number)
-        self._begin(call, found.gpu if found else None)
-        if found is None:
-            raise refused(call, Return.INVALID_ARGUMENT)
-        self._check_answers(call, found.gpu)
-        return found
-
-    def _mig(self, call: str, handle: Handle) -> SimulatedMigDevice:
-        found = self._mig_device(call, handle)
-        if found is None:
-            self._reach(call, handle)
-        return supported(call, found)
-
-    def _look_up(self, call: str, index: int | None) -> Handle:
-        self._begin(call, index)
-        if index not in self._departures or self._node.has_gone(index, self._departures[index]):
-            raise refused(call, Return.NOT_FOUND)
-        return self._handle(call, index)
-
-    def _handle(self, call: str, index: int) -> Handle:
-        self._check_answers(call, index)
-        return Handle(_FIRST_HANDLE + self._gpus.index(index) * _HANDLE_STRIDE)
+        return self._node.gpus[index]
 
     def _check_answers(self, call: str, index: int) -> None:
         if (code := self._node.failing(index, self._departures.get(index, -1))) is not None:
@@ -491,64 +418,3 @@ class SimulatedDriver(Driver):
     def _find(self, handle: Handle) -> int | None:
         number, rest = divmod(handle - _FIRST_HANDLE, _HANDLE_STRIDE)
         return self._gpus[number] if not rest and 0 <= number < len(self._gpus) else None
-
-    def _field(self, index: int, field: Field) -> int | NvmlError:
-        built, now = self._profile.gpus[index], self._node.condition(index)
-        number, links = field.number, self._remotes(index)
-        of_link = number in LINK_FIELDS
-        if of_link and links and not 0 <= field.scope < len(links):
-            return refused("field_values", Return.INVALID_ARGUMENT)
-        lacks = number not in built.fields or (of_link and not links)
-        if lacks or (number in _OF_ROWS and self._node.mig_devices(index)):
-            return refused("field_values", Return.NOT_SUPPORTED)
-        own = built.fields[number]
-        if number == FI_NVLINK_GET_STATE:
-            return int(links[field.scope] is not None)
-        if of_link:
-            return now.link_fields.get(number, {}).get(field.scope, own)
-        if number == FI_TOTAL_ENERGY_CONSUMPTION:
-            return self._node.energy(index)
-        if number == FI_POWER_INSTANT:
-            return _power(built, now)
-        if number == FI_POWER_CURRENT_LIMIT:
-            return 1000 * built.limit_watts
-        if number in _PRESENT:
-            return int(getattr(now, _PRESENT[number]))
-        return now.fields.get(number, own)
-
-    def _remotes(self, index: int) -> tuple[str | None, ...]:
-        """Return the far end of each of a GPU's links; None for an inactive link."""
-        links, down = self._profile.remotes[index], self._node.condition(index).links_down
-        return tuple(None if link in down else remote for link, remote in enumerate(links)) if down else links
-
-    def _remote(self, call: str, handle: Handle, link: int) -> str | None:
-        links = self._remotes(self._reach(call, handle))
-        if not links:
-            raise refused(call, Return.NOT_SUPPORTED)
-        if not 0 <= link < len(links):
-            raise refused(call, Return.INVALID_ARGUMENT)
-        return links[link]
-
-
-def refused(call: str, code: int) -> NvmlError:
-    """Return the error of a call that fails with this nvmlReturn_t."""
-    return NvmlError(code, NVML_FUNCTIONS[call])
-
-
-def supported(call: str, value: T | None) -> T:
-    """Return the value. None is raised as NOT_SUPPORTED."""
-    if value is None:
-        raise refused(call, Return.NOT_SUPPORTED)
-    return value
-
-
-def _temperature(built: GpuProfile, now: Condition) -> int:
-    return built.idle_temperature if now.temperature is None else now.temperature
-
-
-def _power(built: GpuProfile, now: Condition) -> int:
-    return 1000 * (built.idle_watts if now.watts is None else now.watts)
-
-
-def _pcie_generation(built: GpuProfile) -> int | None:
-    return None if built.pcie_width is None else _PCIE_GENERATIONS.get(built.architecture or 0)

@@ -8,36 +8,16 @@ from gpu_plugin.runtime.regular_file import replace_file
 
 DIRECTORY = "driver-root"  # The directory of these files, below a simulated node's state directory
 
-_LIBRARIES = {
-    "libcuda": "1",
-    "libcudadebugger": "1",
-    "libnvcuvid": "1",
-    "libnvidia-allocator": "1",
-    "libnvidia-cfg": "1",
-    "libnvidia-encode": "1",
-    "libnvidia-ml": "1",
-    "libnvidia-nvvm": "4",
-    "libnvidia-opencl": "1",
-    "libnvidia-opticalflow": "1",
-    "libnvidia-ptxjitcompiler": "1",
-}
-"""Libraries of all driver versions, each with the number at the end of its SONAME."""
+# SONAMEs of libraries of all driver versions
+_LIBRARIES = (
+    *("libcuda.so.1", "libcudadebugger.so.1", "libnvcuvid.so.1", "libnvidia-allocator.so.1", "libnvidia-cfg.so.1"),
+    *("libnvidia-encode.so.1", "libnvidia-ml.so.1", "libnvidia-nvvm.so.4", "libnvidia-opencl.so.1"),
+    *("libnvidia-opticalflow.so.1", "libnvidia-ptxjitcompiler.so.1"),
+)
 
-_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine, EM_X86_64 and EM_AARCH64 (elf.h)
-
-# Structures of 64-bit files, and constants, from elf.h
+# Structures of 64-bit files (elf.h)
 _HEADER = "<16sHHIQQQIHHHHHH"
 _PROGRAM_HEADER = "<IIQQQQQQ"
-_DYNAMIC = "<qQ"
-_ET_DYN = 3
-_PT_LOAD = 1
-_PT_DYNAMIC = 2
-_DT_NULL = 0
-_DT_STRTAB = 5
-_DT_STRSZ = 10
-_DT_SONAME = 14
-_READ = 4  # PF_R
-_PAGE = 0x1000  # bytes
 
 
 def make(root: Path, version: str) -> Path:
@@ -49,10 +29,9 @@ def make(root: Path, version: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for directory in (root, root / "usr", libraries, programs):
         directory.mkdir(exist_ok=True)
-        directory.chmod(
-            directory.stat().st_mode & 0o755
-        )  # regardless of the umask: containers must not get files that other users may change
-    wanted = {f"{name}.so.{version}": f"{name}.so.{number}" for name, number in _LIBRARIES.items()}
+        # regardless of the umask: containers must not get files that other users may change
+        directory.chmod(directory.stat().st_mode & 0o755)
+    wanted = {f"{soname.rpartition('.')[0]}.{version}": soname for soname in _LIBRARIES}
     for path in libraries.iterdir():
         if path.name not in wanted and path.name not in wanted.values():
             path.unlink()
@@ -80,26 +59,15 @@ def shared_library(soname: str, machine: str = os.uname().machine) -> bytes:
     strings = b"\0" + soname.encode() + b"\0"
     at = struct.calcsize(_HEADER) + 2 * struct.calcsize(_PROGRAM_HEADER)
     dynamic_at = (at + len(strings) + 7) & ~7
-    tags = [(_DT_STRTAB, at), (_DT_STRSZ, len(strings))]
-    if soname:
-        tags.append((_DT_SONAME, 1))
-    dynamic = b"".join(struct.pack(_DYNAMIC, *tag) for tag in [*tags, (_DT_NULL, 0)])
+    # DT_STRTAB, DT_STRSZ, DT_SONAME and DT_NULL
+    tags = [(5, at), (10, len(strings)), *([(14, 1)] if soname else []), (0, 0)]
+    dynamic = b"".join(struct.pack("<qQ", *tag) for tag in tags)
     size = dynamic_at + len(dynamic)
-    header = struct.pack(
-        _HEADER,
-        b"\x7fELF\x02\x01\x01",  # 64 bits, little-endian, version 1
-        _ET_DYN,
-        _MACHINES.get(machine, _MACHINES["x86_64"]),
-        1,
-        0,
-        struct.calcsize(_HEADER),
-        0,
-        0,
-        struct.calcsize(_HEADER),
-        struct.calcsize(_PROGRAM_HEADER),
-        *(2, 0, 0, 0),
-    )
-    load = struct.pack(_PROGRAM_HEADER, _PT_LOAD, _READ, 0, 0, 0, size, size, _PAGE)
-    where = struct.pack(_PROGRAM_HEADER, _PT_DYNAMIC, _READ, dynamic_at, dynamic_at, dynamic_at, *[len(dynamic)] * 2, 8)
-    content = header + load + where + strings
-    return content.ljust(dynamic_at, b"\0") + dynamic
+    sizes = (struct.calcsize(_HEADER), struct.calcsize(_PROGRAM_HEADER))
+    # 64 bits, little-endian, version 1; then ET_DYN, and EM_AARCH64 or EM_X86_64
+    identity = (b"\x7fELF\x02\x01\x01", 3, 183 if machine == "aarch64" else 62, 1)
+    header = struct.pack(_HEADER, *identity, 0, sizes[0], 0, 0, *sizes, 2, 0, 0, 0)
+    # PT_LOAD and PT_DYNAMIC, both with PF_R
+    load = struct.pack(_PROGRAM_HEADER, 1, 4, 0, 0, 0, size, size, 0x1000)
+    where = struct.pack(_PROGRAM_HEADER, 2, 4, dynamic_at, dynamic_at, dynamic_at, *[len(dynamic)] * 2, 8)
+    return (header + load + where + strings).ljust(dynamic_at, b"\0") + dynamic

@@ -7,8 +7,6 @@ import msgspec
 
 from gpu_plugin.nvml.port import Event, EventSet, Handle
 
-_QUEUE_LENGTH = 1024  # unread events in an event set; the oldest are dropped first. NVML documents no limit.
-
 
 class GpuIsLostError(LookupError):
     """A GPU of the event set is lost, so waits return no events of its other GPUs either."""
@@ -25,7 +23,12 @@ class _Listener(msgspec.Struct):
     undefined: bool = False
     gone: bool = False
     ready: int = 0
-    events: collections.deque[Event] = msgspec.field(default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH))
+    # The oldest of over 1024 unread events are dropped. NVML documents no limit.
+    events: collections.deque[Event] = msgspec.field(default_factory=lambda: collections.deque(maxlen=1024))
+
+    def has_lost(self, lost: frozenset[int]) -> bool:
+        """Return whether waits fail, given the lost GPUs."""
+        return not self.undefined and (self.gone or not lost.isdisjoint(self.gpus))
 
 
 class EventSets:
@@ -81,7 +84,7 @@ class EventSets:
         """
         with self._changed:
             for listener in self._listeners.values():
-                if not self._report_trouble(listener):
+                if not listener.has_lost(self._lost):
                     listener.ready = len(listener.events)
             self._lost = lost
             self._changed.notify_all()
@@ -112,22 +115,18 @@ class EventSets:
             GpuIsLostError: a GPU in the set is lost.
             LookupError: the event set does not exist, or was freed.
         """
-
-        def ready() -> bool:
-            listener = self._listeners.get(events)
-            return not listener or bool(listener.events) or self._report_trouble(listener)
-
         with self._changed:
-            self._changed.wait_for(ready, seconds)
+            self._changed.wait_for(lambda: self._ready(events), seconds)
             if not (listener := self._listeners.get(events)):
                 raise LookupError(events)
-            trouble = self._report_trouble(listener)
-            if listener.events and (listener.gone or listener.ready or not trouble):  # nvml.h: in this order
+            lost = listener.has_lost(self._lost)
+            if listener.events and (listener.gone or listener.ready or not lost):  # nvml.h: in this order
                 listener.ready = max(0, listener.ready - 1)
                 return listener.events.popleft()
-            if trouble:
+            if lost:
                 raise GpuIsLostError(events)
             return None
 
-    def _report_trouble(self, listener: _Listener) -> bool:
-        return not listener.undefined and (listener.gone or not self._lost.isdisjoint(listener.gpus))
+    def _ready(self, events: EventSet) -> bool:
+        listener = self._listeners.get(events)
+        return not listener or bool(listener.events) or listener.has_lost(self._lost)

@@ -6,14 +6,8 @@ from typing import Any
 
 from gpu_plugin.config.errors import ConfigError
 
+# Converts the requested value of a fault. Raises ConfigError without the fault's name if the value is invalid.
 Reader = Callable[[object], Any]
-"""Converts the requested value of a fault. Raises ConfigError without the fault's name if the value is invalid."""
-
-_LONGEST_HANG = 86400.0  # seconds; more is a typing error
-
-# Values of `mig` other than profiles: no MIG mode, and MIG mode without a MIG device (as with an empty text)
-_NONE = "none"
-_EMPTY = "empty"
 
 
 def whole(low: int, high: int, unit: str = "") -> Reader:
@@ -36,7 +30,7 @@ def flag(value: object) -> None:
 
 
 def one_of(words: Collection[str]) -> Reader:
-    """Return a reader of one of these words."""
+    """Return a reader that accepts only these words."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in words:
@@ -47,26 +41,26 @@ def one_of(words: Collection[str]) -> Reader:
 
 
 def unread(value: object) -> object:
-    """Return the value, which the effect reads because its range is the GPU's."""
+    """Return the value, which the fault reads itself because the GPU limits it."""
     return value
 
 
 def read_seconds(value: object) -> float:
-    """Read a number of seconds up to a day."""
+    """Read a number of seconds up to a day; more is a typing error."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{value!r} is not a number of seconds")
-    if not 0 < value <= _LONGEST_HANG:  # false for NaN too
-        raise ConfigError(f"{value}: from above 0 to {_LONGEST_HANG:g} seconds")
+    if not 0 < value <= 86400:  # false for NaN too
+        raise ConfigError(f"{value}: from above 0 to 86400 seconds")
     return float(value)
 
 
 def read_profiles(value: object) -> list[str] | None:
-    """Read a list of MIG profiles; None outside MIG mode."""
+    """Read a list of MIG profiles, empty for "empty" or an empty text; None for "none", which is outside MIG mode."""
     if not isinstance(value, str):
-        raise ConfigError(f"{value!r} is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor {_EMPTY} nor {_NONE}")
-    if value.strip() == _NONE:
+        raise ConfigError(f"{value!r} is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor empty nor none")
+    if value.strip() == "none":
         return None
-    return [part.strip() for part in value.split(",")] if value.strip() not in ("", _EMPTY) else []
+    return [part.strip() for part in value.split(",")] if value.strip() not in ("", "empty") else []
 
 
 def read_instance(value: object) -> str:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from gpu_plugin.devices import nvml_h as nvml
 from gpu_plugin.simulation.profile import FabricProfile, GpuProfile, ThresholdsProfile
 
+# Paths under /dev of all nodes, and of nodes whose driver has MIG enabled
 DEV = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 MIG_CAPABILITIES = ("/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2")
-"""Paths under /dev of all nodes, and of nodes whose driver has MIG enabled."""
 
 # Masks of event types
 _OLD_EVENTS = 31  # the five old kinds; not recorded
@@ -21,17 +21,9 @@ _HOPPER_EVENTS = 65439  # recorded on an H200 with driver 580.159.04
 _POWER = {nvml.FI_POWER_INSTANT: 0, nvml.FI_POWER_CURRENT_LIMIT: 0}
 _NVLINK_CRC = {nvml.FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: 0, nvml.FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: 0}
 _VOLTA = {nvml.FI_RETIRED_SBE: 0, nvml.FI_RETIRED_DBE: 0, **_NVLINK_CRC, nvml.FI_MEMORY_TEMP: 33, **_POWER}
-_REMAPPING = {
-    nvml.FI_ECC_SBE_VOL_TOTAL: 0,
-    nvml.FI_TOTAL_ENERGY_CONSUMPTION: 0,
-    nvml.FI_PCIE_REPLAY_COUNTER: 0,
-    nvml.FI_REMAPPED_COR: 0,
-    nvml.FI_REMAPPED_UNC: 0,
-    nvml.FI_REMAPPED_PENDING: 0,
-    nvml.FI_REMAPPED_FAILURE: 0,
-    **_POWER,
-    nvml.FI_GET_GPU_RECOVERY_ACTION: 0,  # none
-}
+_ROWS = (nvml.FI_REMAPPED_COR, nvml.FI_REMAPPED_UNC, nvml.FI_REMAPPED_PENDING, nvml.FI_REMAPPED_FAILURE)
+_COUNTERS = (nvml.FI_ECC_SBE_VOL_TOTAL, nvml.FI_TOTAL_ENERGY_CONSUMPTION, nvml.FI_PCIE_REPLAY_COUNTER)
+_REMAPPING = {**dict.fromkeys((*_COUNTERS, *_ROWS), 0), **_POWER, nvml.FI_GET_GPU_RECOVERY_ACTION: 0}
 _NVLINK = {**_NVLINK_CRC, nvml.FI_NVLINK_GET_STATE: 0}
 # °C to T.Limit, as nvidia-smi prints them for an H100
 _HOPPER_TLIMITS = {
@@ -68,17 +60,13 @@ V100_SXM2 = GpuProfile(
 
 V100_SXM3 = replace(V100_SXM2, name="Tesla V100-SXM3-32GB", idle_watts=50, limit_watts=350)
 
-T4 = GpuProfile(
+T4 = replace(
+    V100_SXM2,
     name="Tesla T4",
     architecture=6,
     memory_bytes=16106127360,
     thresholds=ThresholdsProfile(shutdown=96, slowdown=93, gpu_max=85),
-    event_types=_OLD_EVENTS,
     fields={nvml.FI_RETIRED_SBE: 0, nvml.FI_RETIRED_DBE: 0, **_POWER},
-    ecc=True,
-    page_retirement=True,
-    clocks_event_reasons=1,
-    pcie_width=16,
     idle_temperature=36,
     idle_watts=10,
     limit_watts=70,

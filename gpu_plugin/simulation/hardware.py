@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,13 @@ from msgspec.structs import replace
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, FI_GET_GPU_RECOVERY_ACTION, EventType, Return
 from gpu_plugin.nvml.port import NVML_FUNCTIONS
-from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.event_sets import EventSets
-from gpu_plugin.simulation.mig import MigInstance, capability_nodes, lay_out
-from gpu_plugin.simulation.profile import GpuProfile, Profile, mig_uuid
+from gpu_plugin.simulation.gpu import GpuState, SimulatedGpu
+from gpu_plugin.simulation.mig import capability_nodes
+from gpu_plugin.simulation.profile import GpuProfile, Profile
 from gpu_plugin.simulation.saved import SavedNode, SimulatedComputeModes, read, write
 
 STATE_FILE = "simulated-node.json"
-
-_LOADED_BEFORE = 86400.0
-"""Time in seconds for which the driver has been loaded when a node is new, so energy counters start with a day's energy."""
-
-
-class SimulatedMigDevice(msgspec.Struct, frozen=True):
-    """A MIG device of a GPU. Its `number` on the node is never reused. An instance that is made again has the same `uuid`."""
-
-    gpu: int
-    number: int
-    uuid: str
-    instance: MigInstance
 
 
 class _Refusal(msgspec.Struct):
@@ -71,24 +60,27 @@ class SimulatedNode:
         self._changed = threading.Condition()
         self._saving = threading.Lock()
         self.events = EventSets()
-        self._departures = [0] * len(profile.gpus)
         self._sessions = 0
-        self._read: dict[int, int] = {}
-        self._dips: dict[int, int] = {}
         self.refusals: list[_Refusal] = []
-        self._last_mig_device = 0
+        self._mig_numbers = count(1)
         saved = read(state / STATE_FILE, profile, keep=keep) if state else None
         now, wall = clock(), wall_clock()
         if saved:
             self.boot_id = saved.boot_id
-            self._gpus = [
+            states = [
                 replace(was, hung_until=None if was.hung_until is None else now + was.hung_until - wall)
                 for was in saved.gpus
             ]
         else:
             self.boot_id = _new_boot_id()
-            self._gpus = [Condition(energy_since=wall - _LOADED_BEFORE, mig=_built(gpu)) for gpu in profile.gpus]
-        self._mig_devices = [self._partitioned(gpu, was.mig) for gpu, was in enumerate(self._gpus)]
+            # The driver has been loaded for a day when a node is new.
+            states = [GpuState(energy_since=wall - 86400.0, mig=_partition_of(gpu)) for gpu in profile.gpus]
+        self.gpus = [
+            SimulatedGpu(index, built, remotes, present)
+            for index, (built, remotes, present) in enumerate(zip(profile.gpus, profile.remotes, states, strict=True))
+        ]
+        for gpu in self.gpus:
+            gpu.partition(gpu.state.mig, self._mig_numbers)
         if not saved:
             self._save()
         self.compute_modes = SimulatedComputeModes(state, self.boot_id)
@@ -102,12 +94,13 @@ class SimulatedNode:
         """Record that a process has opened the driver. The first opening initialises GPUs that nothing kept initialised."""
         with self._changed:
             self._sessions += 1
-            asleep = [gpu for gpu, now in enumerate(self._gpus) if not (now.persistence or now.lost or now.vanished)]
+            states = [gpu.state for gpu in self.gpus]
+            asleep = [now for now in states if not (now.persistence or now.lost or now.vanished)]
             if self._sessions > 1 or not asleep:
                 return
         with self._changing():
-            for gpu in asleep:
-                self._gpus[gpu].initialise(self._wall_clock())
+            for now in asleep:
+                now.initialise(self._wall_clock())
 
     def closed(self) -> None:
         """Record that a process has closed the driver."""
@@ -117,72 +110,45 @@ class SimulatedNode:
     def on_the_bus(self) -> dict[int, int]:
         """Return the GPUs that a driver finds when it is opened, including lost GPUs, and how often each has vanished."""
         with self._changed:
-            return {gpu: self._departures[gpu] for gpu, now in enumerate(self._gpus) if not now.vanished}
-
-    def has_gone(self, gpu: int, departures: int) -> bool:
-        """Return whether the GPU has vanished since it was enumerated with this number of departures."""
-        with self._changed:
-            return self._departures[gpu] != departures
+            return {gpu.index: gpu.departures for gpu in self.gpus if not gpu.state.vanished}
 
     def failing(self, gpu: int, departures: int | None = None) -> int | None:
         """Return the code with which all calls about the GPU fail; None: it works. Blocks while the GPU hangs or is slow.
 
         `departures` is the number when the caller found the GPU: if it has vanished since, it is lost for this caller.
         """
+        found = self.gpus[gpu]
         with self._changed:
             began = self._clock()
             while True:
-                now = self._gpus[gpu]
+                now = found.state
                 left = max(now.hung_until or 0.0, began + (now.slow or 0.0)) - self._clock()
                 if left <= 0:
                     break
                 self._changed.wait(left)
-            gone = departures not in (None, self._departures[gpu])
+            gone = departures not in (None, found.departures)
             return Return.GPU_IS_LOST if now.lost or now.vanished or gone else now.error
 
-    def condition(self, gpu: int) -> Condition:
+    def condition(self, gpu: int) -> GpuState:
         """Return a copy of the present state of the GPU."""
         with self._changed:
-            return copy.copy(self._gpus[gpu])
+            return copy.copy(self.gpus[gpu].state)
 
     def energy(self, gpu: int) -> int:
         """Return the energy in mJ since the GPU was last reset or the node was new."""
-        watts = self.profile.gpus[gpu].idle_watts
         with self._changed:
-            now = self._wall_clock()
-            if gpu in self._dips:
-                energy = max(0, self._read.get(gpu, 0) - self._dips.pop(gpu))
-                self._gpus[gpu].energy_since = now - energy / watts / 1000
-            else:
-                energy = round(max(0.0, now - self._gpus[gpu].energy_since) * watts * 1000)
-            self._read[gpu] = energy
-        return energy
-
-    def mig_devices(self, gpu: int) -> tuple[SimulatedMigDevice, ...] | None:
-        """Return the GPU's MIG devices by MIG index; None outside MIG mode."""
-        with self._changed:
-            return self._mig_devices[gpu]
-
-    def mig_device(self, number: int) -> SimulatedMigDevice | None:
-        """Return the MIG device with this number; None if it does not exist any more."""
-        with self._changed:
-            present = (device for devices in self._mig_devices for device in devices or ())
-            return next((device for device in present if device.number == number), None)
+            return self.gpus[gpu].energy(self._wall_clock())
 
     def bindings(self) -> dict[str, int]:
         """Return a number by PCI bus id that changes when the driver is bound again. Vanished GPUs are not included."""
         with self._changed:
-            return {
-                built.pci_bus_id: now.binding
-                for built, now in zip(self.profile.gpus, self._gpus, strict=True)
-                if not now.vanished
-            }
+            return {gpu.built.pci_bus_id: gpu.state.binding for gpu in self.gpus if not gpu.state.vanished}
 
     def device_nodes(self) -> frozenset[str]:
         """Return all paths under /dev: the profile's, and the capabilities of the present MIG devices."""
         nodes = self.profile.device_nodes
-        for gpu, built in enumerate(self.profile.gpus):
-            nodes |= capability_nodes(built.minor, [each.instance for each in self.mig_devices(gpu) or ()])
+        for gpu in self.gpus:
+            nodes |= capability_nodes(gpu.built.minor, [each.instance for each in gpu.mig_devices or ()])
         return nodes
 
     def refusal(self, call: str, gpu: int | None) -> int | None:
@@ -237,35 +203,27 @@ class SimulatedNode:
 
         There is no request if the GPU does not report a recovery action, or if a fault has set it to none.
         """
+        field = FI_GET_GPU_RECOVERY_ACTION
         with self.changing(gpu) as now:
-            asks = (
-                recovery_action
-                and FI_GET_GPU_RECOVERY_ACTION not in now.fields
-                and FI_GET_GPU_RECOVERY_ACTION in self.profile.gpus[gpu].fields
-            )
+            asks = recovery_action and field not in now.fields and field in self.profile.gpus[gpu].fields
             if asks:
-                now.fields = {**now.fields, FI_GET_GPU_RECOVERY_ACTION: recovery_action}
+                now.fields = {**now.fields, field: recovery_action}
             receivers = self.post(gpu, EventType.XID_CRITICAL, xid, gpu_instance, compute_instance)
             if asks:
                 self.post(gpu, EventType.GPU_RECOVERY_ACTION)
         return receivers
 
     @contextmanager
-    def changing(self, gpu: int) -> Iterator[Condition]:
+    def changing(self, gpu: int) -> Iterator[GpuState]:
         """Yield the GPU's state for changes, which last until they are changed again, cleared by a reset, or healed."""
         with self._changing():
-            yield self._gpus[gpu]
+            yield self.gpus[gpu].state
 
     def change(self, gpu: int, **changes: Any) -> None:
         """Change these parts of the GPU's state."""
         with self.changing(gpu) as now:
             for name, value in changes.items():
                 setattr(now, name, value)
-
-    def dip(self, gpu: int, energy: int) -> None:
-        """Make the energy counter lower by this many mJ at its next reading than at its last; then it grows again."""
-        with self._changed:
-            self._dips[gpu] = energy
 
     def lose(self, gpu: int) -> None:
         """Remove the GPU from the bus without an Xid; an Xid is a separate fault."""
@@ -279,7 +237,7 @@ class SimulatedNode:
         """Unbind the driver from the GPU: open drivers lose it, and drivers that are opened later do not find it."""
         with self.changing(gpu) as now:
             if not now.vanished:
-                self._departures[gpu] += 1
+                self.gpus[gpu].departures += 1
                 self.events.vanish(gpu)
                 now.vanished = True
 
@@ -287,7 +245,7 @@ class SimulatedNode:
         """Bind the driver to a vanished GPU. Processes find it when they open the driver again."""
         with self.changing(gpu) as now:
             now.bring_back(self._wall_clock())
-            self._dips.pop(gpu, None)
+            self.gpus[gpu].energy_dip = 0
 
     def reset(self, gpu: int, *, energy: bool = True) -> None:
         """Reset the GPU, including its `energy` counter if requested.
@@ -296,21 +254,21 @@ class SimulatedNode:
         """
         with self.changing(gpu) as now:
             now.reset(self._wall_clock(), energy=energy)
-            self._dips.pop(gpu, None)
+            self.gpus[gpu].energy_dip = 0
 
     def reboot(self) -> None:
         """Boot the node again: all GPUs are reset, and return to the bus."""
         with self._changing():
             self.boot_id = _new_boot_id()
             self.compute_modes = SimulatedComputeModes(self._file.parent if self._file else None, self.boot_id)
-            for now in self._gpus:
-                now.boot(self._wall_clock())
+            for gpu in self.gpus:
+                gpu.state.boot(self._wall_clock())
 
     def heal(self, gpu: int) -> None:
         """Repair and reset the GPU: bound again, idle, without faults, counters at 0. It keeps its partition."""
         with self.changing(gpu) as was:
-            self._gpus[gpu] = Condition(energy_since=self._wall_clock(), binding=was.binding + 1, mig=was.mig)
-            self._dips.pop(gpu, None)
+            self.gpus[gpu].state = GpuState(energy_since=self._wall_clock(), binding=was.binding + 1, mig=was.mig)
+            self.gpus[gpu].energy_dip = 0
 
     def partition(self, gpu: int, profiles: Sequence[str] | None) -> None:
         """Replace the GPU's MIG devices by these; None ends MIG mode.
@@ -321,9 +279,8 @@ class SimulatedNode:
         built = self.profile.gpus[gpu]
         if built.mig_mode is None or built.mig_profiles is None:
             raise ConfigError(f"{built.name}: the simulated node knows of no MIG profiles for it")
-        with self.changing(gpu) as now:
-            self._mig_devices[gpu] = self._partitioned(gpu, profiles)
-            now.mig = None if profiles is None else tuple(profiles)
+        with self._changing():
+            self.gpus[gpu].partition(profiles, self._mig_numbers)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -335,16 +292,7 @@ class SimulatedNode:
         self._save()
 
     def _lost(self) -> frozenset[int]:
-        return frozenset(gpu for gpu, now in enumerate(self._gpus) if now.lost)
-
-    def _partitioned(self, gpu: int, profiles: Sequence[str] | None) -> tuple[SimulatedMigDevice, ...] | None:
-        if profiles is None:
-            return None
-        built, devices = self.profile.gpus[gpu], []
-        for instance in lay_out(built.mig_profiles, profiles) if built.mig_profiles else ():
-            self._last_mig_device += 1
-            devices.append(SimulatedMigDevice(gpu, self._last_mig_device, mig_uuid(built.uuid, instance), instance))
-        return tuple(devices)
+        return frozenset(gpu.index for gpu in self.gpus if gpu.state.lost)
 
     # State file
 
@@ -361,14 +309,15 @@ class SimulatedNode:
             with self._changed:
                 now, wall = self._clock(), self._wall_clock()
                 gpus = [
-                    replace(gpu, hung_until=wall + hung - now if (hung := gpu.hung_until or now) > now else None)
-                    for gpu in self._gpus
+                    replace(gpu.state, hung_until=wall + until - now if until and until > now else None)
+                    for gpu in self.gpus
+                    for until in (gpu.state.hung_until,)
                 ]
                 saved = SavedNode(profile=self.profile.name, boot_id=self.boot_id, gpus=gpus)
             write(self._file, saved)
 
 
-def _built(gpu: GpuProfile) -> tuple[str, ...] | None:
+def _partition_of(gpu: GpuProfile) -> tuple[str, ...] | None:
     """Return the GPU's partition according to its profile; None outside MIG mode."""
     return gpu.mig or () if gpu.mig_mode is not None and gpu.mig_mode[0] else None
 

@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gpu_plugin.simulation import condition, mig
+from gpu_plugin.simulation import mig
+from gpu_plugin.simulation.gpu import UNKNOWN
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 if TYPE_CHECKING:
@@ -12,31 +14,27 @@ if TYPE_CHECKING:
 
 
 class SimulatedHost:
-    """Implements `HostView` for a `SimulatedNode`."""
+    """Implements `HostView` for a `SimulatedNode`, from its profile. Bus ids are in a form of `Profile.at`."""
 
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
-        self._mig_minors: Mapping[str, int] = {}
 
     def numa_node(self, pci_bus_id: str) -> int | None:
-        """Return the profile's NUMA node, for a bus id in a form of `Profile.at`; None: not known."""
         index = self._node.profile.at(pci_bus_id)
         node = -1 if index is None else self._node.profile.gpus[index].numa_node
         return node if node >= 0 else None
 
     def pci_path(self, pci_bus_id: str) -> str:
-        """Return the profile's path, for a bus id as above; empty if it is no GPU's, or the GPU's place is unknown."""
+        """Return the profile's path; empty if it is no GPU's, or the GPU's place is unknown."""
         index = self._node.profile.at(pci_bus_id)
-        if index is None or self._node.condition(index).topology == condition.UNKNOWN:
+        if index is None or self._node.gpus[index].state.topology == UNKNOWN:
             return ""
         return self._node.profile.pci_paths[index]
 
     def machine(self) -> str | None:
-        """Return the profile's name of the machine."""
         return self._node.profile.machine
 
     def pci_class(self, pci_bus_id: str) -> int | None:
-        """Return the profile's class code, for a bus id as above."""
         index = self._node.profile.at(pci_bus_id)
         return None if index is None else self._node.profile.gpus[index].pci_class
 
@@ -46,7 +44,6 @@ class SimulatedHost:
         return b""
 
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
-        """Return the profile's distances."""
         return self._node.profile.numa_distances
 
     def device_roots(self) -> Mapping[str, str]:
@@ -65,10 +62,12 @@ class SimulatedHost:
 
     def mig_minors(self) -> Mapping[str, int]:
         """Return the minors of all possible MIG instances of the GPUs, as a real driver does."""
-        if not self._mig_minors:
-            gpus = [gpu for gpu in self._node.profile.gpus if gpu.mig_profiles]
-            self._mig_minors = {name: minor for gpu in gpus for name, minor in mig.minors(gpu.minor).items()}
         return self._mig_minors
+
+    @cached_property
+    def _mig_minors(self) -> Mapping[str, int]:
+        gpus = [gpu for gpu in self._node.profile.gpus if gpu.mig_profiles]
+        return {name: minor for gpu in gpus for name, minor in mig.minors(gpu.minor).items()}
 
     def bindings(self) -> Mapping[str, int]:
         """Return the bindings of GPUs that have not vanished. They change after a return, a repair, or a boot."""

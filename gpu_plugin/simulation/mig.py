@@ -31,11 +31,11 @@ _MEMORY: Mapping[str, tuple[tuple[int, int], ...]] = {
     "b200-180gb": ((23, 22144), (45, 44800), (90, 90112), (180, 180736)),
 }
 
+# SM and DEC of `nvidia-smi mig -lgip` for 1g, 1g with double memory, 2g, 3g, 4g and 7g. Values of the H200 and B200 are not
+# recorded, so values of an H100 are used, which has as many JPEG engines as decoders. The number of copy engines (CE) is the
+# number of g, but 8 for 7g of an H100. The optical flow engine (OFA) belongs to the whole GPU, or to the media engines.
 _MULTIPROCESSORS = {"a100": (14, 14, 28, 42, 56, 98), "h100": (16, 26, 32, 60, 64, 132)}
 _DECODERS = {"a100": (0, 1, 1, 2, 2, 5), "h100": (1, 1, 2, 3, 4, 7)}
-"""SM and DEC of `nvidia-smi mig -lgip` for 1g, 1g with double memory, 2g, 3g, 4g and 7g. Values of the H200 and B200 are not
-recorded; those of an H100 are used, which has as many JPEG engines as decoders. There are as many copy engines (CE) as g, but 8
-for 7g of an H100. The optical flow engine (OFA) belongs to the whole GPU, or to the media engines."""
 
 # Possible compute slices of a compute instance, by the compute slices of its GPU instance.
 _COMPUTE_INSTANCES = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4), 7: (1, 2, 3, 4, 7)}
@@ -43,11 +43,7 @@ _COMPUTE_INSTANCES = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4), 7: (1, 2, 
 # GPU instance ids by memory slices, in the order in which they are assigned. A GPU has 15 ids in all.
 _INSTANCE_IDS = {8: (0,), 4: (1, 2), 2: (3, 4, 5, 6), 1: (7, 8, 9, 10, 11, 12, 13)}
 
-_FIRST_MINOR = 3
-_MINORS_PER_INSTANCE = 9
 _INSTANCES_PER_GPU = 15
-"""mig-minors: config is 1 and monitor is 2; then by GPU minor and GPU instance the instance and its eight parts."""
-
 _NAME = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.([0-9]+)gb([+-][a-z.]+)?")
 
 
@@ -117,12 +113,11 @@ def lay_out(model: str, profiles: Sequence[str]) -> tuple[MigInstance, ...]:
     instances: list[tuple[GpuInstanceProfile, list[int]]] = []
     for name in profiles:
         profile, compute = _find(model, name)
-        with_room = (parts for of, parts in reversed(instances) if of is profile and sum(parts) + compute <= of.compute)
-        parts = next(with_room, None)
-        if parts is None:
-            instances.append((profile, [compute]))
+        with_room = [parts for of, parts in instances if of is profile and sum(parts) + compute <= of.compute]
+        if with_room:
+            with_room[-1].append(compute)
         else:
-            parts.append(compute)
+            instances.append((profile, [compute]))
     _check_room([profile for profile, _ in instances])
     ids = {size: iter(numbers) for size, numbers in _INSTANCE_IDS.items()}
     found = [
@@ -149,7 +144,7 @@ def minors(gpu_minor: int) -> dict[str, int]:
     for number in range(_INSTANCES_PER_GPU):
         minor = _minor(gpu_minor, number)
         listed[f"gpu{gpu_minor}/gi{number}/access"] = minor
-        for part in range(_MINORS_PER_INSTANCE - 1):
+        for part in range(8):
             listed[f"gpu{gpu_minor}/gi{number}/ci{part}/access"] = minor + 1 + part
     return listed
 
@@ -164,7 +159,8 @@ def capability_nodes(gpu_minor: int, instances: Iterable[MigInstance]) -> frozen
 
 
 def _minor(gpu_minor: int, gpu_instance: int) -> int:
-    return _FIRST_MINOR + _MINORS_PER_INSTANCE * (_INSTANCES_PER_GPU * gpu_minor + gpu_instance)
+    """Return the minor of a GPU instance. The minors of its eight parts follow. Minor 1 is mig/config and 2 is mig/monitor."""
+    return 3 + 9 * (_INSTANCES_PER_GPU * gpu_minor + gpu_instance)
 
 
 def _find(model: str, name: str) -> tuple[GpuInstanceProfile, int]:

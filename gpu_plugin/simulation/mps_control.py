@@ -30,8 +30,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+# The command to run it. It uses only the standard library, since it runs often.
 COMMAND = (sys.executable, "-I", "-S", __file__)
-"""The command to run it. It uses only the standard library, since it runs often."""
 
 SOCKET = "control"
 LOCK = "control_lock"
@@ -40,9 +40,6 @@ PRIVILEGED = "control_privileged"
 LOG = "control.log"
 FAULT = "fault"
 SERVER = "server.pid"
-
-_LONGEST = 64 * 1024
-_SERVER_SECONDS = 3600
 
 
 def main(arguments: list[str]) -> int:
@@ -160,7 +157,7 @@ def _rounded(limit: str) -> str:
 
 def _all(connection: socket.socket) -> str:
     received = b""
-    while len(received) < _LONGEST and (chunk := connection.recv(4096)):
+    while len(received) < 65536 and (chunk := connection.recv(4096)):
         received += chunk
     return received.decode(errors="replace")
 
@@ -178,9 +175,7 @@ def _fault(log: Path) -> str:
 
 
 def _start_server(log: Path) -> None:
-    server = subprocess.Popen(  # noqa: S603 - a program of our own
-        [sys.executable, "-S", "-c", f"import time; time.sleep({_SERVER_SECONDS})"], start_new_session=True
-    )
+    server = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"], start_new_session=True)
     (log / SERVER).write_text(str(server.pid))
 
 

@@ -18,17 +18,11 @@ from gpu_plugin.simulation import topology
 from gpu_plugin.simulation.mig import MigInstance, lay_out
 from gpu_plugin.simulation.topology import Block, BusId, Count, Distance, NvLink, NvSwitch, Pcie
 
-_FOLDER = Path(__file__).parent / "profiles"
-_PACKAGE = "gpu_plugin.simulation.profiles"
-_SUFFIXES = (".yaml", ".yml", ".json")
-
 MAX_BYTES = 1024 * 1024  # Largest size of a profile file: 64 GPUs with a line for each value need a tenth of it
 
+# A GPU without a written uuid always has uuid5(this, "<profile name>/<index>"). A MIG device has uuid5(this, "<its GPU's
+# uuid>/<GPU instance>/<compute instance>/<MIG profile>").
 _UUID_NAMESPACE = "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
-"""A constant of this plugin. A GPU without a written uuid always has uuid5(this, "<profile name>/<index>").
-
-A MIG device has uuid5(this, "<its GPU's uuid>/<GPU instance>/<compute instance>/<MIG profile>").
-"""
 
 _Celsius = Annotated[int, msgspec.Meta(ge=-40, le=200)]
 _Mask = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
@@ -50,10 +44,9 @@ class FabricProfile(Block, frozen=True):
     status: Count = 0
     health_mask: _Mask = 0
     summary: Annotated[int, msgspec.Meta(ge=0, le=int(max(FabricSummary)))] = 0
+    # Uuid of the cluster of NVLink domains, without hyphens; empty if there is no cluster, as within one chassis
     cluster: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
-    """Uuid of the cluster of NVLink domains, without hyphens; empty if there is no cluster, as within one chassis."""
-    clique: Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)] = 0
-    """Number of the group of GPUs in the cluster that reach each other."""
+    clique: _Mask = 0  # Number of the group of GPUs in the cluster that reach each other
 
 
 class GpuProfile(Block, frozen=True):
@@ -64,12 +57,12 @@ class GpuProfile(Block, frozen=True):
     minor: Annotated[int, msgspec.Meta(ge=0, le=253)] = 0
     """N of /dev/nvidiaN; default: the index. 254 and 255 are the minors of nvidia-modeset and nvidiactl."""
     pci_bus_id: BusId = ""  # In NVML's form; default: 00000000:<0x10 + index>:00.0
+    # nvmlDeviceArchitecture_t: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell (nvml.h)
     architecture: int | None = None
-    """nvmlDeviceArchitecture_t: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell (nvml.h)."""
+    # CUDA's major and minor number; default: the value of the architecture's first GPU for data centers
     compute_capability: tuple[Count, Count] | None = None
-    """CUDA's major and minor number; default: the value of the architecture's first GPU for data centers."""
+    # Class code of the PCI device: 0x030200 a 3D controller, 0x030000 a VGA controller; None: the host does not report it
     pci_class: Count | None = 0x030200
-    """Class code of the PCI device: 0x030200 a 3D controller, 0x030000 a VGA controller; None: the host does not report it."""
     memory_bytes: Count | None = None
     mig_mode: tuple[Annotated[int, msgspec.Meta(ge=0, le=1)], Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
     """(current, pending); 1 is enabled. None: the GPU model has no MIG."""
@@ -77,10 +70,8 @@ class GpuProfile(Block, frozen=True):
     """The MIG devices into which it is partitioned, such as [3g.20gb, 1c.3g.20gb]; None: no devices, `mig_mode` counts."""
     mig_profiles: Literal["a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb"] | None = None
     """The model whose table of MIG profiles it uses (`simulation/mig.py`). Without it, the GPU cannot be partitioned."""
-    numa_node: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    """sysfs numa_node of the PCI device: -1 is unknown."""
-    memory_affinity: tuple[Count, ...] | None = None
-    """NUMA nodes of nvmlDeviceGetMemoryAffinity with node scope; None: NOT_SUPPORTED."""
+    numa_node: Annotated[int, msgspec.Meta(ge=-1)] = -1  # sysfs numa_node of the PCI device: -1 is unknown
+    memory_affinity: tuple[Count, ...] | None = None  # NUMA nodes of nvmlDeviceGetMemoryAffinity with node scope
     thresholds: ThresholdsProfile = ThresholdsProfile()
     event_types: _Mask | None = None  # Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events
     fields: dict[Count, int] = msgspec.field(default_factory=dict)
@@ -91,37 +82,34 @@ class GpuProfile(Block, frozen=True):
     margin: _Celsius | None = None  # nvmlDeviceGetMarginTemperature at the idle temperature, °C
     ecc: bool = False  # Whether it counts memory errors (nvmlDeviceGetTotalEccErrors)
     sram_status: bool = False  # nvmlDeviceGetSramEccErrorStatus
-    row_remapping: bool = False
-    """nvmlDeviceGetRemappedRows: Ampere and later, except while it is partitioned into MIG devices."""
+    row_remapping: bool = False  # nvmlDeviceGetRemappedRows: Ampere and later, except while it has MIG devices
     page_retirement: bool = False  # nvmlDeviceGetRetiredPagesPendingStatus: GPU models that do not remap rows
     unrepairable_memory: bool = False  # nvmlDeviceGetUnrepairableMemoryFlag_v1
     clocks_event_reasons: _Mask | None = None  # nvmlDeviceGetCurrentClocksEventReasons of an idle GPU
     fabric: FabricProfile | None = None  # nvmlDeviceGetGpuFabricInfoV: Hopper and later
+    # Lanes of its PCIe link, all in use; None: no value of the link is supported, including its replays
     pcie_width: Annotated[int, msgspec.Meta(ge=1, le=32)] | None = None
-    """Lanes of its PCIe link, all in use; None: no value of the link is supported, including its replays."""
     vgpu_licensed: bool | None = None  # Whether a vGPU has its license; None: it is not a vGPU
     idle_temperature: _Celsius = 30
-    limit_watts: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 400
-    """The power limit in force, from its data sheet."""
+    limit_watts: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 400  # The power limit in force, from its data sheet
+    # Growth of the energy counter. Not measured, since only the fact that it grows is used.
     idle_watts: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 60
-    """Growth of the energy counter. Not measured, since only the fact that it grows is used."""
 
 
 class NodeDescription(Block, frozen=True):
     """A node with all of its GPUs. A GPU without a uuid gets a uuid by the node's name and the GPU's index."""
 
     driver_version: str = "580.159.04"
-    cuda_version: tuple[Count, Count] = (13, 0)
-    """The newest CUDA version that the driver supports; the default is for the version above."""
+    cuda_version: tuple[Count, Count] = (13, 0)  # The newest version that the driver supports
     machine: str = "Simulated Node"  # The firmware's name of the machine
+    # nvmlReturn_t with which opening the driver fails; None: it can be opened
     init_error: Annotated[int, msgspec.Meta(ge=1, le=999)] | None = None
-    """nvmlReturn_t with which opening the driver fails; None: it can be opened."""
     gpus: Annotated[tuple[GpuProfile, ...], msgspec.Meta(max_length=64)] = ()
     nvlink: NvLink | None = None
     nvswitch: NvSwitch | None = None
     pcie: Pcie = Pcie()
+    # Distances by NUMA node to all nodes, in the order of their numbers: {0: [10, 21], 1: [21, 10]}
     numa_distances: dict[Count, tuple[Distance, ...]] = msgspec.field(default_factory=dict)
-    """Distances by NUMA node to all nodes, in the order of their numbers: {0: [10, 21], 1: [21, 10]}."""
     dev: tuple[Annotated[str, msgspec.Meta(pattern=r"^/dev(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")], ...] = ()
 
 
@@ -168,7 +156,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 def names() -> list[str]:
     """Return the names of the built-in profiles."""
-    return sorted(file.stem.replace("_", "-") for file in _FOLDER.glob("[a-z]*.py"))
+    return sorted(file.stem.replace("_", "-") for file in (Path(__file__).parent / "profiles").glob("[a-z]*.py"))
 
 
 def load(name_or_path: str) -> Profile:
@@ -179,10 +167,10 @@ def load(name_or_path: str) -> Profile:
     """
     known = names()
     if name_or_path in known:
-        described: NodeDescription = import_module(f"{_PACKAGE}.{name_or_path.replace('-', '_')}").NODE
-        return _built(name_or_path, described)
+        module = import_module(f"gpu_plugin.simulation.profiles.{name_or_path.replace('-', '_')}")
+        return _built(name_or_path, module.NODE)
     path = Path(name_or_path)
-    if "/" in name_or_path or name_or_path.endswith(_SUFFIXES) or path.is_file():
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml", ".json")) or path.is_file():
         return _read(path)
     import difflib  # noqa: PLC0415 - only needed for this error
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.runtime.regular_file import read_file, replace_file
-from gpu_plugin.simulation.condition import Condition
+from gpu_plugin.simulation.gpu import GpuState
 from gpu_plugin.simulation.mig import lay_out
 from gpu_plugin.simulation.profile import Profile
 from gpu_plugin.state.directory import keep_aside, set_aside
@@ -25,7 +25,7 @@ class SavedNode(msgspec.Struct, frozen=True, kw_only=True):
 
     profile: str
     boot_id: str
-    gpus: list[Condition]
+    gpus: list[GpuState]
 
 
 def read(file: Path, profile: Profile, *, keep: bool) -> SavedNode | None:

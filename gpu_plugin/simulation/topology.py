@@ -14,21 +14,15 @@ from gpu_plugin.devices.nvml_h import TopologyLevel
 
 BusId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+# Distance of two NUMA nodes in an ACPI System Locality Information Table: below 10 is reserved, 255 is unreachable
 Distance = Annotated[int, msgspec.Meta(ge=10, le=255)]
-"""Distance of two NUMA nodes in an ACPI System Locality Information Table: below 10 is reserved, 255 is unreachable."""
-
-# NUMA distances if a file has none
-_ONE_NODE = 10  # of a node to itself (ACPI)
-_TWO_SOCKETS = 21  # common value of Intel's firmware
+_ONE_NODE = 10  # distance of a node to itself (ACPI)
 
 # Bridges between a root complex and a GPU: a root port, and the two ports of each PCIe switch on the way
 _CASCADE = 5
 _SWITCH = 3
-_PORT = 1
-_NOTHING = 0
 
 _BUSES = 256  # PCI bus numbers of a domain
-_DEVICES = 32  # of a PCI bus
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,7 +121,7 @@ def pci_paths(pcie: Pcie, buses: Sequence[str]) -> tuple[str, ...]:
         if switch.count(switch[index]) > 1:
             return _SWITCH
         # As in a virtual machine, whose only bus has the GPU.
-        return _PORT if places[index][1] or root.count(root[index]) > 1 else _NOTHING
+        return 1 if places[index][1] or root.count(root[index]) > 1 else 0
 
     depths = [depth(index) for index in range(len(buses))]
     taken: dict[tuple[str, int], int] = {}
@@ -165,7 +159,8 @@ def numa_distances(rows: Mapping[int, Sequence[int]], numa_nodes: Sequence[int])
     """
     if not rows:
         known = sorted({node for node in numa_nodes if node >= 0})
-        return {(one, other): _ONE_NODE if one == other else _TWO_SOCKETS for one in known for other in known}
+        # 21 is the common value of Intel's firmware for two sockets.
+        return {(one, other): _ONE_NODE if one == other else 21 for one in known for other in known}
     nodes = sorted(rows)
     for number, node in enumerate(nodes):
         if len(rows[node]) != len(nodes):
@@ -215,9 +210,8 @@ def _merged(count: int, groups: Iterable[Sequence[int]]) -> list[int]:
 
 def _position(parts: Sequence[int], wholes: Sequence[int], index: int) -> int:
     """Return the position, from 0, of the GPU's own part among the parts of its whole."""
-    return sorted({part for part, whole in zip(parts, wholes, strict=True) if whole == wholes[index]}).index(
-        parts[index]
-    )
+    within = sorted({part for part, whole in zip(parts, wholes, strict=True) if whole == wholes[index]})
+    return within.index(parts[index])
 
 
 def _place(bus_id: str) -> tuple[str, int, str]:
@@ -228,4 +222,4 @@ def _place(bus_id: str) -> tuple[str, int, str]:
 
 
 def _bridge(domain: str, bus: int, position: int) -> str:
-    return f"{domain}:{bus % _BUSES:02x}:{position % _DEVICES:02x}.{position // _DEVICES}"
+    return f"{domain}:{bus % _BUSES:02x}:{position % 32:02x}.{position // 32}"  # a bus has 32 devices

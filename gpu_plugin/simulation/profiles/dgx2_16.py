@@ -25,17 +25,7 @@ NODE = NodeDescription(
         ("GPU-df4401bc-d426-52ee-8407-594a1f75c1ba", "00000000:E7:00.0", 1),
     ),
     # Six switches on each of two baseboards. It makes no difference which board's six a link has here.
-    nvswitch=NvSwitch(
-        links=6,
-        bus_ids=(
-            "00000000:05:00.0",
-            "00000000:06:00.0",
-            "00000000:07:00.0",
-            "00000000:08:00.0",
-            "00000000:09:00.0",
-            "00000000:0A:00.0",
-        ),
-    ),
+    nvswitch=NvSwitch(links=6, bus_ids=tuple(f"00000000:{bus:02X}:00.0" for bus in range(0x05, 0x0B))),
     pcie=Pcie(
         switch=((0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (12, 13), (14, 15)),
         switches=((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15)),

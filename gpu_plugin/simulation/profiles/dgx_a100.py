@@ -17,17 +17,7 @@ NODE = NodeDescription(
         ("GPU-d419281e-5a6a-5c6e-8ca0-08225da5da01", "00000000:B7:00.0", 5),
         ("GPU-a341f1fb-7b4f-5f68-9640-ae9f1ac95868", "00000000:BD:00.0", 5),
     ),
-    nvswitch=NvSwitch(
-        links=12,
-        bus_ids=(
-            "00000000:C4:00.0",
-            "00000000:C5:00.0",
-            "00000000:C6:00.0",
-            "00000000:C7:00.0",
-            "00000000:C8:00.0",
-            "00000000:C9:00.0",
-        ),
-    ),
+    nvswitch=NvSwitch(links=12, bus_ids=tuple(f"00000000:{bus:02X}:00.0" for bus in range(0xC4, 0xCA))),
     pcie=Pcie(switches=((0, 1), (2, 3), (4, 5), (6, 7))),
     # Four NUMA nodes a socket, as AMD's firmware commonly has them; not recorded.
     numa_distances={

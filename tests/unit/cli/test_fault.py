@@ -3,7 +3,7 @@ from click.testing import CliRunner
 
 from gpu_plugin.cli.fault import _FLAGS, command
 from gpu_plugin.runtime import control
-from gpu_plugin.simulation import condition, faults
+from gpu_plugin.simulation import faults, gpu, gpu_faults
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_what_cannot_be_asked_is_said_at_once(asked, arguments, sentence):
 
 def test_every_fault_has_its_flag_and_every_choice_its_meaning():
     assert set(_FLAGS) == {*faults.FAULTS, *faults.NODE_FAULTS}
-    assert list(_FLAGS["recovery-action"]["type"].choices) == list(faults.RECOVERY_ACTIONS)
-    assert tuple(_FLAGS["persistence-mode"]["type"].choices) == faults.PERSISTENCE_MODES
-    assert set(_FLAGS["fabric"]["type"].choices) == {"completed", *condition.FABRICS}
-    assert list(_FLAGS["topology"]["type"].choices) == list(faults.TOPOLOGIES)
+    assert list(_FLAGS["recovery-action"]["type"].choices) == list(gpu_faults.RECOVERY_ACTIONS)
+    assert tuple(_FLAGS["persistence-mode"]["type"].choices) == gpu_faults.PERSISTENCE_MODES
+    assert set(_FLAGS["fabric"]["type"].choices) == {"completed", *gpu.FABRICS}
+    assert list(_FLAGS["topology"]["type"].choices) == list(gpu_faults.TOPOLOGIES)

@@ -11,7 +11,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.simulation import saved
-from gpu_plugin.simulation.condition import Condition
+from gpu_plugin.simulation.gpu import GpuState
 from gpu_plugin.simulation.profile import load
 
 HUGE = 300_000_000
@@ -90,7 +90,7 @@ def test_what_a_simulated_node_was_like_is_read_with_a_bound(unfit, caplog):
 
 def test_no_byte_of_what_a_simulated_node_was_like_is_believed_that_is_wrong(tmp_path, caplog):
     profile, file = load("t4-4"), tmp_path / "node.json"
-    gpus = [Condition(energy_since=1.0, temperature=90, lost=True) for _ in profile.gpus]
+    gpus = [GpuState(energy_since=1.0, temperature=90, lost=True) for _ in profile.gpus]
     saved.write(file, saved.SavedNode(profile=profile.name, boot_id="boot", gpus=gpus))
     assert saved.read(file, profile, keep=False) is not None
     whole = file.read_bytes()

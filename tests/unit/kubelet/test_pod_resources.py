@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from demo.stand_in_kubelet import Container, StandInKubelet
-from demo.stand_in_kubelet.pod_resources import PodListing, PodResourcesService, encode_pods
+from demo.stand_in_kubelet.pod_resources import PodResourcesService, encode_pods
 from demo.stand_in_kubelet.server import SocketServer
 from gpu_plugin.kubelet import bounded_channel, pod_listing, pod_resources, wire
 from gpu_plugin.kubelet._api import v1
@@ -207,11 +207,11 @@ class TestWhereNobodyAnswersRightly:
 
     async def test_an_answer_without_end_is_read_up_to_a_limit(self, path, monkeypatch):
         monkeypatch.setattr(bounded_channel, "MAX_ANSWER_BYTES", 100_000)
-        async with answering(path, sends(encode_pods([PodListing("p" * 200_000, "default", {})]))):
+        async with answering(path, sends(encode_pods({"p" * 200_000: {}}))):
             with pytest.raises(CallError, match="its answer has more than 100000 bytes"):
                 await allocated(path)
         path.unlink()
-        async with answering(path, sends(encode_pods([PodListing("p" * 90_000, "default", {})]))):
+        async with answering(path, sends(encode_pods({"p" * 90_000: {}}))):
             assert await allocated(path) == frozenset()
 
     async def test_reading_a_long_answer_has_an_end(self, path, monkeypatch):

@@ -219,9 +219,15 @@ class Deaf(StandInKubelet):
 
     deaf = True
 
-    async def _connect(self, resource, path):
-        if not self.deaf:
-            await super()._connect(resource, path)
+    def __init__(self, directory):
+        super().__init__(directory)
+        connect = self._registry.connect
+
+        async def unless_deaf(resource, path):
+            if not self.deaf:
+                await connect(resource, path)
+
+        self._registry.connect = unless_deaf  # type: ignore[method-assign]
 
 
 @asynccontextmanager

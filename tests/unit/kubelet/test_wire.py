@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from demo.stand_in_kubelet.pod_resources import PodListing, encode_pods
+from demo.stand_in_kubelet.pod_resources import encode_pods
 from gpu_plugin.containers.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import messages, pod_listing, wire
@@ -174,6 +174,6 @@ def test_bytes_of_any_kind_are_read_or_refused(data):
 def test_an_answer_with_more_devices_than_a_node_has_is_refused(monkeypatch):
     monkeypatch.setattr(pod_listing, "MAX_HELD", 3)
     devices = [("nvidia.com/gpu", f"GPU-{at}", ()) for at in range(4)]
-    answer = encode_pods([PodListing("p", "n", {"c": devices})])
+    answer = encode_pods({"p": {"c": devices}})
     with pytest.raises(ValueError, match="more than 3 devices"):
         decode_holders(answer)

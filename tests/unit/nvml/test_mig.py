@@ -227,7 +227,7 @@ def test_the_profile_by_nvidias_rule(slices, compute, mebibytes, gpu, word):
 def test_the_rule_gives_the_names_that_devices_have_but_for_their_engines(name):
     node = SimulatedNode(profile.load(name))
     for index, built in enumerate(node.profile.gpus):
-        for slice_ in node.mig_devices(index) or ():
+        for slice_ in node.gpus[index].mig_devices or ():
             made = slice_.instance
             attributes = MigAttributes(made.gpu_instance_slices, made.compute_slices, made.memory_mb)
             assert profile_of("", attributes, built.memory_bytes) == made.profile.removesuffix("+me")

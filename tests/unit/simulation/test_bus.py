@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import EventType, Return
@@ -14,11 +15,6 @@ from gpu_plugin.simulation.host import SimulatedHost
 from .opened import code, make_node, opened
 
 XID = EventType.XID_CRITICAL
-
-
-@pytest.fixture
-def driver(node):
-    return opened(node)
 
 
 @pytest.fixture
@@ -100,15 +96,6 @@ def test_no_event_of_it_reaches_anyone_until_it_is_found_again(node, driver):
     assert code(driver.wait, events, 0) == Return.GPU_IS_LOST, "for good, as nvml.h has it"
 
 
-def test_its_slices_go_with_it():
-    node = make_node("h100-mig-single")
-    driver = opened(node)
-    first = driver.mig_handle(driver.handle_by_index(3), 0)
-    node.vanish(3)
-    assert code(driver.uuid, first) == Return.GPU_IS_LOST
-    assert code(opened(node).uuid, first) == Return.GPU_IS_LOST
-
-
 def test_vanishing_again_changes_nothing(node):
     node.vanish(3)
     node.vanish(3)
@@ -186,19 +173,6 @@ def spoil(node, gpu=3):
         "lost": True,
     }.items():
         apply(node, gpu, **{name: value})
-
-
-def test_a_reset_ends_what_a_reset_ends(node):
-    before = node.condition(3)
-    spoil(node)
-    assert apply(node, reset=True).endswith(": reset, and still off the bus.")
-    after = node.condition(3)
-    assert after.energy_since > before.energy_since
-    assert (after.lost, after.binding, after.temperature, after.pcie_width) == (True, before.binding, 90, 4)
-    assert (after.remap_failure, after.sram_threshold, after.unrepairable_memory) == (True, True, True)
-    assert (after.hung_until, after.ecc_uncorrected, after.remap_pending, after.links_down) == (None, 0, False, ())
-    assert (after.fields, after.fabric, after.pcie_replays) == ({}, None, 0)
-    assert apply(node, gpu=4, reset=True).endswith(": reset.")
 
 
 def test_a_reset_of_one_that_vanished_brings_nothing_back(node):
@@ -303,7 +277,5 @@ def test_all_of_it_outlives_the_daemon(tmp_path):
     for gpu in range(8):
         now, was = again.condition(gpu), node.condition(gpu)
         assert (now.hung_until is None) is (was.hung_until is None)
-        assert [getattr(now, name) for name in now.__struct_fields__ if name != "hung_until"] == [
-            getattr(was, name) for name in was.__struct_fields__ if name != "hung_until"
-        ]
+        assert replace(now, hung_until=None) == replace(was, hung_until=None)
     assert opened(again).device_count() == 7

@@ -129,8 +129,7 @@ def test_before_open_nothing_answers():
         assert (caught.value.code, caught.value.call) == (Return.UNINITIALIZED, NVML_FUNCTIONS[call])
 
 
-def test_open_is_counted():
-    driver = opened(make_node())
+def test_open_is_counted(driver):
     driver.open()
     driver.close()
     assert driver.device_count() == 8
@@ -138,9 +137,7 @@ def test_open_is_counted():
     assert code(driver.device_count) == Return.UNINITIALIZED
 
 
-def test_bad_arguments():
-    driver = opened(make_node())
-    gpu = driver.handle_by_index(0)
+def test_bad_arguments(driver, gpu):
     assert code(driver.handle_by_index, 8) == Return.INVALID_ARGUMENT
     assert code(driver.handle_by_index, -1) == Return.INVALID_ARGUMENT
     assert code(driver.handle_by_uuid, "GPU-none") == Return.NOT_FOUND
@@ -170,10 +167,7 @@ def test_what_a_part_lacks_is_not_supported():
     assert driver.field_values(driver.handle_by_index(0), (port.Field(165),))[0].code == Return.NOT_SUPPORTED
 
 
-def test_power_is_the_same_by_function_and_by_field():
-    node = make_node()
-    driver = opened(node)
-    gpu = driver.handle_by_index(0)
+def test_power_is_the_same_by_function_and_by_field(node, driver, gpu):
     for watts, milliwatts in ((None, 70_000), (300, 300_000)):
         node.change(0, watts=watts)
         assert driver.power_usage(gpu) == milliwatts
@@ -220,10 +214,7 @@ def test_a_call_takes_as_long_as_asked():
 # Events
 
 
-def test_events_come_in_order_to_every_set_that_asked():
-    node = make_node()
-    driver = opened(node)
-    gpus = handles(driver)
+def test_events_come_in_order_to_every_set_that_asked(node, driver, gpus):
     one, other, none = driver.event_set(), driver.event_set(), driver.event_set()
     for gpu in gpus:
         driver.register_events(gpu, XID, one)
@@ -238,10 +229,7 @@ def test_events_come_in_order_to_every_set_that_asked():
         assert code(driver.wait, events, 0) == Return.TIMEOUT
 
 
-def test_registering_again_adds_and_starts_now():
-    node = make_node()
-    driver = opened(node)
-    gpu = driver.handle_by_index(0)
+def test_registering_again_adds_and_starts_now(node, driver, gpu):
     events = driver.event_set()
     node.post(0, XID, 1)
     driver.register_events(gpu, 0x2, events)
@@ -261,9 +249,7 @@ def test_masks_are_judged_as_nvml_does():
     driver.register_events(gpu, driver.supported_event_types(gpu), events)
 
 
-def test_a_wait_ends_as_the_event_comes():
-    node = make_node()
-    driver = opened(node)
+def test_a_wait_ends_as_the_event_comes(node, driver):
     events = driver.event_set()
     driver.register_events(driver.handle_by_index(0), XID, events)
     waiter = Caller(lambda: driver.wait(events, 60_000))
@@ -275,8 +261,7 @@ def test_a_wait_ends_as_the_event_comes():
     assert waiter.ended - posted < 10  # under a millisecond on an idle machine, a minute if it slept it out
 
 
-def test_a_wait_ends_with_its_event_set_and_with_the_driver():
-    driver = opened(make_node())
+def test_a_wait_ends_with_its_event_set_and_with_the_driver(driver):
     freed, left = driver.event_set(), driver.event_set()
     waiter = Caller(lambda: driver.wait(freed, 60_000))
     driver.free_event_set(freed)
@@ -290,38 +275,24 @@ def test_a_wait_ends_with_its_event_set_and_with_the_driver():
 # Faults
 
 
-def test_a_lost_gpu_answers_nothing_else():
-    node = make_node()
-    driver = opened(node)
-    gpus = handles(driver)
+def test_a_lost_gpu_answers_nothing_else(node, driver, gpus):
     node.lose(3)
     for call, arguments in DEVICE_CALLS.items():
         with pytest.raises(NvmlError) as caught:
             getattr(driver, call)(gpus[3], *arguments)
         assert (caught.value.code, caught.value.call) == (Return.GPU_IS_LOST, NVML_FUNCTIONS[call])
+    for low, high in ((0, 3), (3, 0)):
+        assert code(driver.common_ancestor, gpus[low], gpus[high]) == Return.GPU_IS_LOST
+    assert driver.device_count() == 8
+    assert code(driver.handle_by_index, 3) == Return.GPU_IS_LOST
+    assert code(driver.handle_by_uuid, node.profile.gpus[3].uuid) == Return.GPU_IS_LOST
+    assert code(driver.wait, driver.event_set(), 0) == Return.TIMEOUT
     assert driver.uuid(gpus[2])
     node.heal(3)
     assert driver.uuid(gpus[3])
 
 
-def test_a_lost_gpu_is_counted_and_has_no_handle():
-    node = make_node()
-    driver = opened(node)
-    uuid = driver.uuid(driver.handle_by_index(3))
-    gpus = handles(driver)
-    node.lose(3)
-    assert driver.device_count() == 8
-    assert code(driver.handle_by_index, 3) == Return.GPU_IS_LOST
-    assert code(driver.handle_by_uuid, uuid) == Return.GPU_IS_LOST
-    assert code(driver.common_ancestor, gpus[0], gpus[3]) == Return.GPU_IS_LOST
-    assert code(driver.common_ancestor, gpus[3], gpus[0]) == Return.GPU_IS_LOST
-    events = driver.event_set()
-    assert code(driver.wait, events, 0) == Return.TIMEOUT
-
-
-def test_what_was_in_a_set_before_a_gpu_of_it_was_lost_is_delivered_first():
-    node = make_node()
-    driver = opened(node)
+def test_what_was_in_a_set_before_a_gpu_of_it_was_lost_is_delivered_first(node, driver):
     events = driver.event_set()
     for gpu in handles(driver)[2:5]:
         driver.register_events(gpu, XID, events)
@@ -333,10 +304,7 @@ def test_what_was_in_a_set_before_a_gpu_of_it_was_lost_is_delivered_first():
     assert code(driver.wait, events, 0) == Return.GPU_IS_LOST
 
 
-def test_a_lost_gpu_of_a_set_makes_it_deaf_to_the_others():
-    node = make_node()
-    driver = opened(node)
-    gpus = handles(driver)
+def test_a_lost_gpu_of_a_set_makes_it_deaf_to_the_others(node, driver, gpus):
     events, without = driver.event_set(), driver.event_set()
     for gpu in gpus[2:5]:
         driver.register_events(gpu, XID, events)
@@ -367,10 +335,7 @@ def test_a_lost_gpu_is_lost_to_the_events_of_the_next_daemon_too(tmp_path):
 @pytest.mark.parametrize(
     ("refusal", "heard"), [(Return.UNKNOWN, False), (Return.NOT_SUPPORTED, True), (Return.GPU_IS_LOST, True)]
 )
-def test_a_set_is_undefined_after_a_registration_that_ended_with_unknown(refusal, heard):
-    node = make_node()
-    driver = opened(node)
-    gpus = handles(driver)
+def test_a_set_is_undefined_after_a_registration_that_ended_with_unknown(refusal, heard, node, driver, gpus):
     events = driver.event_set()
     driver.register_events(gpus[2], XID, events)
     node.refuse("register_events", refusal, gpu=3, times=1)
@@ -387,10 +352,7 @@ def test_a_set_is_undefined_after_a_registration_that_ended_with_unknown(refusal
     assert driver.wait(anew, 0).data == 95
 
 
-def test_every_call_about_a_slow_gpu_takes_its_time_and_no_other():
-    node = make_node()
-    driver = opened(node)
-    gpus = handles(driver)
+def test_every_call_about_a_slow_gpu_takes_its_time_and_no_other(node, driver, gpus):
     said = faults.apply(node, {"gpu": 3, "slow": 0.02})
     assert said.endswith(": every driver call takes 0.02 s, until healed.")
     begun = time.perf_counter()
@@ -405,10 +367,7 @@ def test_every_call_about_a_slow_gpu_takes_its_time_and_no_other():
     assert stuck.end().result == node.profile.gpus[3].uuid
 
 
-def test_a_hung_gpu_blocks_its_calls_alone_until_healed():
-    node = make_node()
-    driver = opened(node)
-    gpus = handles(driver)
+def test_a_hung_gpu_blocks_its_calls_alone_until_healed(node, driver, gpus):
     node.hang(3, 3600)
     stuck = [Caller(lambda: driver.uuid(gpus[3])), Caller(lambda: driver.handle_by_index(3))]
     assert driver.uuid(gpus[2])
@@ -420,8 +379,7 @@ def test_a_hung_gpu_blocks_its_calls_alone_until_healed():
     assert (uuid, handle) == (node.profile.gpus[3].uuid, gpus[3])
 
 
-def test_a_hang_ends_by_itself():
-    node = make_node()
+def test_a_hang_ends_by_itself(node):
     gpu = opened(node).handle_by_index(3)
     assert faults.apply(node, {"gpu": 3, "hang": 0.02}).endswith(": every driver call hangs for 0.02 s.")
     begun = time.perf_counter()
@@ -429,9 +387,7 @@ def test_a_hang_ends_by_itself():
     assert time.perf_counter() - begun > 0.015
 
 
-def test_close_ends_no_hang():
-    node = make_node()
-    driver = opened(node)
+def test_close_ends_no_hang(node, driver):
     gpu = driver.handle_by_index(3)
     node.hang(3, 3600)
     stuck = Caller(lambda: driver.uuid(gpu))
@@ -459,10 +415,7 @@ def test_energy_grows_and_starts_again_when_healed():
     assert driver.total_energy(gpu) == 0
 
 
-def test_any_call_can_be_refused():
-    node = make_node()
-    driver = opened(node)
-    gpus = handles(driver)
+def test_any_call_can_be_refused(node, driver, gpus):
     node.refuse("uuid", Return.UNKNOWN, gpu=3, times=2)
     assert code(driver.uuid, gpus[3]) == Return.UNKNOWN
     assert driver.uuid(gpus[2])
@@ -476,10 +429,7 @@ def test_any_call_can_be_refused():
         node.refuse("uid", Return.UNKNOWN)
 
 
-def test_all_threads_at_once():
-    node = make_node()
-    driver = opened(node)
-    gpus = handles(driver)
+def test_all_threads_at_once(node, driver, gpus):
     events = driver.event_set()
     for gpu in gpus:
         driver.register_events(gpu, XID, events)

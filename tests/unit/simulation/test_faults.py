@@ -1,6 +1,5 @@
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 
@@ -8,8 +7,8 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, FI_TOTAL_ENERGY_CONSUMPTION, EventType, Return, TopologyLevel
 from gpu_plugin.nvml.port import Event, Field, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.simulation import faults
-from gpu_plugin.simulation.condition import FABRICS, LINK_FIELDS
-from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.driver import LINK_FIELDS, SimulatedDriver
+from gpu_plugin.simulation.gpu import FABRICS
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 
@@ -21,8 +20,8 @@ ANY = EventType.DOUBLE_BIT_ECC | EventType.XID_CRITICAL | EventType.GPU_RECOVERY
 class Bench:
     """GPU 0 of a simulated node, with all of its events asked for."""
 
-    def __init__(self, name="hgx-h100", state=None):
-        self.node = make_node(name, state)
+    def __init__(self, name="hgx-h100", state=None, **more):
+        self.node = make_node(name, state, **more)
         self.driver = opened(self.node)
         self.gpu = self.driver.handle_by_index(0)
         self.events = self.driver.event_set()
@@ -203,13 +202,6 @@ def test_a_link_is_down_at_this_end_alone():
     assert bench.driver.nvlink_remote_bus_id(bench.gpu, link) == at[link]
 
 
-def test_a_fabric_gets_well(bench):
-    fine = bench.driver.fabric(bench.gpu)
-    bench.apply(fabric="unhealthy")
-    assert bench.apply(fabric="completed").endswith(": its NVLink fabric is completed.")
-    assert bench.driver.fabric(bench.gpu) == fine
-
-
 @pytest.mark.parametrize(
     ("value", "cluster", "clique"),
     [
@@ -220,9 +212,12 @@ def test_a_fabric_gets_well(bench):
 )
 def test_a_fabric_has_a_cluster_once_it_is_completed(value, cluster, clique):
     bench = Bench("gb200-node")
+    fine = bench.driver.fabric(bench.gpu)
+    bench.apply(fabric="unhealthy")
     bench.apply(fabric=value)
     fabric = bench.driver.fabric(bench.gpu)
     assert (fabric.cluster, fabric.clique) == (cluster, clique)
+    assert (fabric == fine) is (value == "completed")
 
 
 def test_a_place_that_is_not_told_is_that_of_one_gpu(bench):
@@ -331,7 +326,7 @@ def test_a_driver_that_refuses_to_be_opened(bench, times, often):
 
 def mig(bench):
     """The mode, and the MIG profiles by index."""
-    devices = bench.node.mig_devices(0)
+    devices = bench.node.gpus[0].mig_devices
     return bench.driver.mig_mode(bench.gpu), None if devices is None else [each.instance.profile for each in devices]
 
 
@@ -533,7 +528,7 @@ def test_a_count_of_memory_errors_is_cleared_without_a_reset(bench):
     assert bench.node.bindings() == binding
 
 
-class Metered:
+class Metered(Bench):
     """A GPU of 70 W on a clock of its own."""
 
     def __init__(self, state=None):
@@ -543,9 +538,7 @@ class Metered:
 
     def begin(self):
         """A process that opens the driver, as it finds the node."""
-        self.node = make_node("hgx-h100", self.state, wall_clock=lambda: self.now)
-        self.driver = opened(self.node)
-        self.gpu = self.driver.handle_by_index(0)
+        super().__init__(state=self.state, wall_clock=lambda: self.now)
 
     def energy(self):
         told = self.driver.total_energy(self.gpu)
@@ -555,9 +548,6 @@ class Metered:
     def counters(self):
         by_field = self.driver.field_values(self.gpu, (Field(180), Field(38, 17), Field(94)))
         return (self.driver.uncorrected_ecc_errors(self.gpu), self.driver.pcie_replays(self.gpu), *by_field)
-
-    def apply(self, **request):
-        return faults.apply(self.node, {"gpu": 0} | {name.replace("_", "-"): value for name, value in request.items()})
 
 
 def test_energy_may_be_a_millijoule_less_once():
@@ -620,20 +610,11 @@ def test_who_opens_the_driver_initialises_no_gpu_that_is_not_there(befall):
     assert [node.condition(gpu).pcie_replays for gpu in range(2)] == [7, 0]
 
 
-@pytest.mark.parametrize("fault", ["ecc-uncorrected", "pcie-replays"])
-def test_faults_that_are_asked_for_side_by_side_all_count(bench, monkeypatch, fault):
-    both, read = threading.Barrier(2), bench.node.condition
-
-    def condition(gpu):
-        found = read(gpu)
-        with suppress(threading.BrokenBarrierError):
-            both.wait(5)  # until the other has read it, too
-        return found
-
-    monkeypatch.setattr(bench.node, "condition", condition)
-    asking = [threading.Thread(target=bench.apply, kwargs={fault: 3}) for _ in range(2)]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join()
-    assert getattr(read(0), fault.replace("-", "_")) == 6
+def test_a_fault_waits_until_another_change_is_complete(bench):
+    asking = threading.Thread(target=bench.apply, kwargs={"ecc-uncorrected": 3})
+    with bench.node.changing(0) as now:
+        asking.start()
+        asking.join(0.02)
+        assert (asking.is_alive(), now.ecc_uncorrected) == (True, 0)
+    asking.join(5)
+    assert now.ecc_uncorrected == 3

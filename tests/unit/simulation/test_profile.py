@@ -14,6 +14,7 @@ from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.simulation import mig, profile, topology
 
 SMALL = {"count": 4, "gpu": {"name": "NVIDIA X"}}
+TWO = {"count": 2, "gpu": {"name": "NVIDIA X"}, "gpus": [{"numa_node": 0}, {"numa_node": 1}]}
 CUT = {"count": 4, "gpu": {"name": "NVIDIA X", "mig_mode": [0, 0], "mig_profiles": "a100-40gb"}}
 
 
@@ -152,6 +153,22 @@ def test_the_tables_of_mig_profiles_are_those_that_a_file_may_name():
         (SMALL | {"pcie": {"switch": [[0, 1], [1, 2]]}}, "$.pcie.switch[1]: GPU 1 is in another group"),
         (SMALL | {"dev": ["/dev/../etc/shadow"]}, "$.dev[0]: expected str matching regex"),
         (SMALL | {"dev": ["/etc/shadow"]}, "$.dev[0]: expected str matching regex"),
+        (
+            TWO | {"numa_distances": {0: [10, 21]}},
+            "$.numa_distances.0: 2 distances: one for every node with a row is wanted, 1",
+        ),
+        (
+            TWO | {"numa_distances": {0: [10, 21], 1: [21]}},
+            "$.numa_distances.1: 1 distances: one for every node with a row is wanted, 2",
+        ),
+        (TWO | {"numa_distances": {0: [10, 21], 1: [10, 21]}}, "$.numa_distances.1[1]: 21: a node is 10 from itself"),
+        (TWO | {"numa_distances": {0: [10]}}, "$.numa_distances: no row for NUMA node 1, which GPU 1 is on"),
+        (TWO | {"numa_distances": {0: [10, 256], 1: [21, 10]}}, "$.numa_distances[...][1]: expected int <= 255"),
+        (TWO | {"numa_distances": {0: [10, 9], 1: [21, 10]}}, "$.numa_distances[...][1]: expected int >= 10"),
+        (TWO | {"numa_distances": {0: [10, 21.5], 1: [21, 10]}}, "$.numa_distances[...][1]: expected int, got float"),
+        (TWO | {"numa_distances": {"a": [10]}}, "$.numa_distances: expected int, got str"),
+        (TWO | {"numa_distances": {-1: [10]}}, "$.numa_distances: expected int >= 0"),
+        (TWO | {"numa_distances": [[10, 21], [21, 10]]}, "$.numa_distances: expected object, got array"),
     ],
 )
 def test_a_fault_says_where(content, text):

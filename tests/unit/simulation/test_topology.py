@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.host import SimulatedHost
@@ -121,27 +120,3 @@ def test_a_host_tells_the_distances_of_its_profile():
     assert host.numa_distances()[3, 1] == 12
     assert host.numa_distances()[3, 7] == 32
     assert SimulatedHost(make_node("h200")).numa_distances() == {}
-
-
-NODE = {"count": 2, "gpu": {"name": "NVIDIA X"}, "gpus": [{"numa_node": 0}, {"numa_node": 1}]}
-
-
-@pytest.mark.parametrize(
-    ("rows", "text"),
-    [
-        ({0: [10, 21]}, "$.numa_distances.0: 2 distances: one for every node with a row is wanted, 1"),
-        ({0: [10, 21], 1: [21]}, "$.numa_distances.1: 1 distances: one for every node with a row is wanted, 2"),
-        ({0: [10, 21], 1: [10, 21]}, "$.numa_distances.1[1]: 21: a node is 10 from itself"),
-        ({0: [10]}, "$.numa_distances: no row for NUMA node 1, which GPU 1 is on"),
-        ({0: [10, 256], 1: [21, 10]}, "$.numa_distances[...][1]: expected int <= 255"),
-        ({0: [10, 9], 1: [21, 10]}, "$.numa_distances[...][1]: expected int >= 10"),
-        ({0: [10, 21.5], 1: [21, 10]}, "$.numa_distances[...][1]: expected int, got float"),
-        ({"a": [10]}, "$.numa_distances: expected int, got str"),
-        ({-1: [10]}, "$.numa_distances: expected int >= 0"),
-        ([[10, 21], [21, 10]], "$.numa_distances: expected object, got array"),
-    ],
-)
-def test_distances_that_cannot_be_are_refused_with_their_path(rows, text):
-    with pytest.raises(ConfigError) as caught:
-        profile.parse(NODE | {"numa_distances": rows})
-    assert str(caught.value).startswith(text)
