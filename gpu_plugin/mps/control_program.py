@@ -27,7 +27,7 @@ _MAX_READ = 64 * 1024
 
 
 def find_program(roots: Sequence[str], path: str | None = None, more: str = "") -> str:
-    """Find the control program below one of these driver roots, else on `path` (None: $PATH).
+    """Find the control program below these driver roots, else on `path` (None: $PATH).
 
     Raises NotStartedError if it is not found, with the searched places; `more` is an additional remedy for the message.
     """
@@ -44,7 +44,7 @@ def find_program(roots: Sequence[str], path: str | None = None, more: str = "") 
 
 
 def environment(program: str, *variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for the program: that of this process without CUDA's variables, plus `variables`.
+    """Return this process's environment for the program, without CUDA's variables and with `variables`.
 
     The program's directory comes first in PATH: the server program that a daemon starts is in the same directory.
     """
@@ -83,7 +83,7 @@ def _first(commands: str) -> str:
 
 
 def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
-    """Send one or more lines of commands to a client that was just started, and return its answer in one line.
+    """Send one or more lines of commands to a new client, and return its answer in one line.
 
     Blocks for up to `patience` seconds, then kills the client.
 

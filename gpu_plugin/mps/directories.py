@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -118,13 +117,6 @@ def _label(directory: Path) -> None:
             raise MpsError(
                 f"{directory} cannot be labelled for containers (SELinux is on): {error.strerror}; run as root, privileged"
             ) from None
-
-
-def is_socket(path: Path) -> bool:
-    """Return whether the path is a socket, without following links."""
-    with suppress(OSError):
-        return stat.S_ISSOCK(path.lstat().st_mode)
-    return False
 
 
 def trim_logs(log: Path) -> None:

@@ -18,19 +18,18 @@ from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.mps_service import UNCHANGEABLE, MpsService
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.mps import directories
-from gpu_plugin.mps.readiness import ready
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
 
-from .conftest import GPU, QUICK, marked, until
+from .conftest import GPU, QUICK, marked, ready, until
 
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Looks for GPUs again soon."""
+    """Search for GPUs again soon."""
     monkeypatch.setattr(mps_service, "FIRST_RETRY", 0.02)
     monkeypatch.setattr(mps_service, "LONGEST_RETRY", 0.05)
     monkeypatch.setattr(mps_service, "PROBE_PATIENCE", 0.3)
@@ -46,7 +45,7 @@ def by_mps(replicas, name=GPU):
 
 
 class Running:
-    """A service in this process; `settings` are what it reads at SIGHUP."""
+    """A service in this process. At SIGHUP it reads `settings`."""
 
     def __init__(self, mps, settings):
         self.settings = settings
@@ -75,7 +74,7 @@ class Running:
 
 @asynccontextmanager
 async def serving(mps, settings):
-    """A service that is told to stop at the end, and then has left nothing."""
+    """Run a service, stop it at the end, and check that it leaves nothing."""
     running = Running(mps, settings)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(running.run)

@@ -10,7 +10,6 @@ import threading
 
 import anyio
 import anyio.lowlevel
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -22,18 +21,18 @@ from gpu_plugin.mps.compute_modes import FILE
 from gpu_plugin.mps.control_daemon import MARK, ControlDaemon, mark
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.pipe import prepare
-from gpu_plugin.mps.readiness import READY, Mark, lock, read_counts, ready
+from gpu_plugin.mps.readiness import StateFile
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.state.directory import StateDirectory
 
-from .conftest import GPU, OTHER, PATIENCE, QUICK, marked, until
+from .conftest import GPU, OTHER, PATIENCE, QUICK, marked, ready, until
 
 DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
 
 
 def pid(mps, name=GPU):
     """The process id of a resource's daemon, which is up."""
-    return msgspec.json.decode((mps.root / name / READY).read_bytes(), type=Mark).pid
+    return mps.state_of(name).pid
 
 
 def orphan(value):
@@ -127,9 +126,9 @@ async def test_a_client_that_sends_nothing_costs_no_daemon_and_no_device_once_it
             await until(lambda: "has not answered" in mps.why())
             assert "its process is alive and is not ended" in mps.why()
             assert marked(mps.root) == [kept]
-            failed = read_counts(mps.root)[GPU].probes_failed
+            failed = mps.state_of().counts.probes_failed
             assert failed >= QUICK.misses
-            await until(lambda: read_counts(mps.root)[GPU].probes_failed > failed + QUICK.misses)
+            await until(lambda: mps.state_of().counts.probes_failed > failed + QUICK.misses)
             assert marked(mps.root) == [kept]
         await until(mps.is_ready)
         assert pid(mps) == kept
@@ -164,7 +163,7 @@ async def test_limits_that_a_client_changed_are_restored_logged_and_counted(mps,
             before = restored
             while restored == before:
                 await anyio.sleep(0.01)
-                restored = read_counts(mps.root)[GPU].limits_restored
+                restored = mps.state_of().counts.limits_restored
         assert pid(mps) == kept
         assert mps.is_ready()
     lines = [record for record in caplog.records if "a client has changed the limits" in record.message]
@@ -262,7 +261,7 @@ async def test_one_resources_trouble_is_its_own(mps):
         assert mps.is_ready(OTHER)
         assert pid(mps, OTHER) == kept
         assert mps.told(OTHER).count("Cmd:set_default_active_thread_percentage 50") == 1
-        assert "a/hung" not in [str(path.parent.name) for path in mps.root.rglob(READY)]
+        assert mps.why("a/hung")
     mps.node.heal(1)
 
 
@@ -365,12 +364,12 @@ async def test_what_a_killed_supervisor_left_is_killed_wanted_or_not(mps):
 
 async def test_a_second_supervisor_waits_for_the_first_to_end(mps, caplog):
     mps.root.mkdir(parents=True)
-    held = lock(mps.root / ".supervisor")
-    assert held is not None
+    other = StateFile(mps.root)
+    assert other.lock()
     async with mps.supervised(mps.resource(0)):
         await until(lambda: "held by another gpu-plugin mps" in caplog.text)
         assert marked(mps.root) == []
-        os.close(held)
+        other.unlock()
         await until(mps.is_ready)
 
 
