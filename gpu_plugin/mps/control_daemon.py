@@ -24,10 +24,8 @@ from gpu_plugin.runtime.threads import Job, begin
 
 log = logging.getLogger(__name__)
 
+# The environment variable that marks a daemon and its servers, with the MPS root and the resource in its value
 MARK = "GPU_PLUGIN_MPS_DAEMON"
-"""The environment variable that marks a daemon and its servers, with the MPS root and the resource in its value."""
-
-_PROC = Path("/proc")
 
 # Seconds to wait until a killed process has ended. A process stuck in the driver takes longer and stays.
 _KILL_PATIENCE = 2.0
@@ -99,12 +97,9 @@ class ControlDaemon:
         try:
             if not await job.wait(patience):
                 raise control_program.unanswered(command, patience)
+            return job.done.result()
         finally:
-            if not job.done.done():
-                process.kill()
-                with anyio.CancelScope(shield=True):
-                    await job.wait(1)
-        return job.done.result()
+            process.kill()
 
     async def end(self, patience: float) -> None:
         """Send quit, wait up to `patience` seconds, then kill the daemon. Then kill all processes that it has left."""
@@ -163,8 +158,8 @@ def _end(value: str) -> list[int]:
     until = time.monotonic() + _KILL_PATIENCE
     while time.monotonic() < until:
         found = False
-        for entry in os.scandir(_PROC):
-            if entry.name.isdecimal() and _carries(_PROC / entry.name, value):
+        for entry in os.scandir("/proc"):
+            if entry.name.isdecimal() and _carries(entry.path, value):
                 found = True
                 ended[int(entry.name)] = None
                 with suppress(ProcessLookupError, PermissionError):
@@ -178,11 +173,11 @@ def _end(value: str) -> list[int]:
     return [*ended]
 
 
-def _carries(process: Path, value: str) -> bool:
-    """Return whether a process has the mark. A zombie has no environment and no mark."""
+def _carries(process: str, value: str) -> bool:
+    """Return whether the process of this directory has the mark. A zombie has no environment and no mark."""
     wanted = f"{MARK}={value}".encode()
     try:
-        variables = (process / "environ").read_bytes().split(b"\0")
+        variables = Path(process, "environ").read_bytes().split(b"\0")
     except OSError:  # the process has ended, or belongs to another user and so is not an MPS process of ours
         return False
     return any(variable == wanted or (value.endswith(":") and variable.startswith(wanted)) for variable in variables)

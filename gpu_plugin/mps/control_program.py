@@ -74,12 +74,7 @@ def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subpro
 
 def unanswered(command: str, patience: float) -> MpsError:
     """Return the error for a daemon that has not answered a command within `patience` seconds."""
-    return MpsError(f"its control has not answered {_first(command)!r} for {patience:g} s")
-
-
-def _first(commands: str) -> str:
-    """Return the first line of a command, for messages."""
-    return commands.partition("\n")[0]
+    return MpsError(f"its control has not answered {command.splitlines()[0]!r} for {patience:g} s")
 
 
 def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
@@ -106,7 +101,9 @@ def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) ->
             process.kill()
     output_text = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
     if status:
-        raise MpsError(f"its control answers {_first(command)!r} with status {status}: {output_text or 'no word'}")
+        raise MpsError(
+            f"its control answers {command.splitlines()[0]!r} with status {status}: {output_text or 'no word'}"
+        )
     return output_text
 
 
