@@ -17,7 +17,6 @@ from gpu_plugin.devices.nvml_h import Architecture
 from gpu_plugin.mps.limits import DaemonLimits, limits_of
 
 
-
 class MpsResource(msgspec.Struct, frozen=True):
     """A resource shared by MPS: its GPUs in the order of their devices, the number of replicas, and the limits.
 
