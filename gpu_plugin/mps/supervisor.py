@@ -174,10 +174,7 @@ class Supervisor:
                     now = anyio.current_time()
                     pause = backoff.failed(now, worked_for=now - began)
                     log.error(
-                        "%s: its MPS daemon is down: %s; starting it again in %.2g s",
-                        daemon.resource,
-                        why,
-                        pause,
+                        "%s: its MPS daemon is down: %s; starting it again in %.2g s", daemon.resource, why, pause
                     )
                     await anyio.sleep(pause)
         finally:
@@ -197,12 +194,10 @@ class Supervisor:
             self._shm_fault.update(directories.shm_fault(shm, self._shm) if self._shm else "")
             for uuid in daemon.gpus:
                 await self._modes.make_exclusive(uuid)
-            # A pod with a writable mount of an earlier version can leave millions of files. The removal is not cancelled, as
+            # A pod with a writable mount, as of NVIDIA's plugin, can leave millions of files. The removal is not cancelled, as
             # the thread would continue and remove the files of the next daemon.
-            preparing = begin(lambda: prepare(Path(daemon.pipe)), "mps-pipe")
             with anyio.CancelScope(shield=True):
-                await preparing.wait()
-            preparing.done.result()
+                await begin(lambda: prepare(Path(daemon.pipe)), "mps-pipe").result()
             await control.start()
             return await self._until_exit(control)
         finally:
@@ -216,8 +211,8 @@ class Supervisor:
             self._warned_of_links = True
             log.warning(
                 "MPS daemons follow links in their pipe directories, such as %s: the mount option nosymfollow needs Linux 5.10, "
-                "the capability SYS_ADMIN, and a sandbox that allows mount namespaces. Recreate containers that a version with "
-                "writable mounts of it has started",
+                "the capability SYS_ADMIN, and a sandbox that allows mount namespaces. Recreate containers with writable mounts "
+                "of it, as NVIDIA's plugin makes them",
                 control.daemon.pipe,
             )
 

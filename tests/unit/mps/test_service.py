@@ -9,7 +9,6 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.daemon import mps_service
@@ -245,23 +244,6 @@ async def test_daemons_leave_a_root_that_is_not_wanted_any_more(mps, settings, r
         await until(mps.is_ready)
         if elsewhere is not None:
             assert marked(elsewhere) == []
-
-
-async def test_a_configuration_that_cannot_be_read_changes_nothing_and_the_next_one_counts(mps, settings, caplog):
-    caplog.set_level(logging.INFO)
-    async with serving(mps, settings) as running:
-        await until(mps.is_ready)
-        processes = marked(mps.root)
-        running.reload(ConfigError("no such file"))
-        await until(lambda: "configuration: nothing is changed: no such file" in caplog.text)
-        running.reload(ZeroDivisionError("odd"))
-        await until(lambda: "configuration: nothing is changed: odd" in caplog.text)
-        running.reload(replace(settings, log_level="debug"))
-        await until(lambda: "configuration: applied" in caplog.text)
-        assert marked(mps.root) == processes
-        running.reload(replace(settings, sharing=(by_mps(3),)))
-        await until(lambda: "Cmd:set_default_active_thread_percentage 33" in mps.told())
-        await until(mps.is_ready)
 
 
 async def test_the_driver_is_not_closed_under_a_compute_mode_call_that_hangs(mps, settings, hasty, monkeypatch):
