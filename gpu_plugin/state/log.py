@@ -11,7 +11,8 @@ the newest events all count. The log has these properties:
   that loses nothing: the former file is unchanged, and a reader combines the records of both files by number.
 - On a full disk, both files have allocated space for the records in force and for more records about health. If they cannot grow,
   the oldest events are left out, and records of GPUs and devices that would take the space of health are refused.
-- Each record has a CRC. Lines that were damaged, or whose write was interrupted, are left out. `load` logs their number.
+- Each record has a CRC. Lines that were damaged, or whose write was interrupted, are left out. `load` logs their number. It
+  keeps a file with more than 1 MiB of them aside, and begins a new file.
 - Each file has space for the records in force and at most 1 MiB more. The events in force take at most `EVENT_BYTES`.
 - If a file was removed, renamed, replaced or truncated, the next write creates or repairs it from the records in memory.
 - Only one process may write, the owner of the state directory's lock. `release` ends the writes before a handover, and `load`
@@ -49,10 +50,9 @@ RESERVED = 64 * 1024  # bytes that are allocated for each file at the start; eig
 SPARE = 16 * 1024  # bytes of each file that only records of health may use
 MAX_GROWTH = 1024 * 1024  # limit in bytes for the space beyond the records in force
 
-_LINE = re.compile(
-    rb"\n([0-9a-f]{8}) (([0-9]{1,30}) ([a-z]+) [^\n\0]*)(?=[\n\0]|\Z)"
-)  # CRC-32 of the rest, number, kind, JSON
-_PART = 1024 * 1024
+# CRC-32 of the rest, number, kind, JSON
+_LINE = re.compile(rb"\n([0-9a-f]{8}) (([0-9]{1,30}) ([a-z]+) [^\n\0]*)(?=[\n\0]|\Z)")
+_PART = 1024 * 1024  # bytes that are searched for lines at a time
 _SHAPE = bytes(10 if byte == 10 else 120 for byte in range(256))  # shows line feeds as they are, and other bytes as x
 
 
@@ -83,7 +83,7 @@ class Content(msgspec.Struct, frozen=True):
         unreadable: the number of lines that are left out.
         numbers: the numbers of the records in each file.
         ends: the end of each file's bytes that are not zero.
-        foreign: the number of these bytes that are not in records.
+        garbage: the number of these bytes that are not in records.
         errors: files that cannot be read, by name.
     """
 
@@ -92,7 +92,7 @@ class Content(msgspec.Struct, frozen=True):
     unreadable: int
     numbers: tuple[frozenset[int], ...]
     ends: tuple[int, ...]
-    foreign: tuple[int, ...]
+    garbage: tuple[int, ...]
     errors: Mapping[str, OSError]
 
 
@@ -100,7 +100,7 @@ def read_log(state_dir: Path) -> Content:
     """Return the content of both files; a missing file is empty. Changes nothing. Blocks as long as the disk does."""
     found: dict[int, Record] = {}
     errors: dict[str, OSError] = {}
-    numbers, ends, foreign, unreadable = [], [], [], 0
+    numbers, ends, garbage, unreadable = [], [], [], 0
     for name in FILES:
         written = b""
         try:
@@ -113,12 +113,12 @@ def read_log(state_dir: Path) -> Content:
         found.update((record.number, record) for record in records)
         numbers.append(frozenset(record.number for record in records))
         ends.append(len(written))
-        foreign.append(len(written) - _size(records))
+        garbage.append(len(written) - _size(records))
         unreadable += strange
     ordered = [found[number] for number in sorted(found)]
     latest = {record.kind: record for record in ordered if record.kind != EVENT}
     events = [record for record in ordered if record.kind == EVENT]
-    return Content(latest, tuple(events[-KEPT:]), unreadable, tuple(numbers), tuple(ends), tuple(foreign), errors)
+    return Content(latest, tuple(events[-KEPT:]), unreadable, tuple(numbers), tuple(ends), tuple(garbage), errors)
 
 
 def lost_lines(count: int) -> str:
@@ -191,7 +191,7 @@ class StateLog:
                 file.end = file.used = end
             in_force = {record.number for record in (*self._latest.values(), *self._events)}
             self._active = 1 if len(in_force & content.numbers[1]) > len(in_force & content.numbers[0]) else 0
-            spoiled = [place for place, size in enumerate(content.foreign) if size > MAX_GROWTH]
+            spoiled = [place for place, size in enumerate(content.garbage) if size > MAX_GROWTH]
             self._room = max(
                 [RESERVED, *(_pages(end) for place, end in enumerate(content.ends) if place not in spoiled)]
             )
@@ -202,7 +202,7 @@ class StateLog:
                     with suppress(OSError):
                         self._place(record)
             for place in spoiled:
-                self._replace(place, content.foreign[place])
+                self._replace(place, content.garbage[place])
         return content
 
     def latest(self, kind: str) -> bytes | None:
@@ -344,7 +344,7 @@ class StateLog:
             self._write_all(self._active)
             self._lost = False
 
-    def _replace(self, place: int, foreign: int) -> None:
+    def _replace(self, place: int, garbage: int) -> None:
         """Keep aside a file with many bytes that are not records, and begin a new one. Its records are in force."""
         path = self._files[place].path
         try:
@@ -354,7 +354,7 @@ class StateLog:
             self._open_all()
         except OSError as error:
             kept = f" (and the file cannot be replaced: {error.strerror or error})"
-        log.error("%s has %d bytes that are not records and are left out%s", path, foreign, kept)
+        log.error("%s has %d bytes that are not records and are left out%s", path, garbage, kept)
 
     def _append(self, record: Record) -> None:
         """Put a record in force and write it to a file. If that raises OSError, the former record stays in force."""

@@ -88,7 +88,7 @@ async def serving(mps, settings):
 
 
 async def test_no_driver_ends_it_where_the_operator_wants_that(mps, settings, caplog):
-    caplog.set_level(logging.INFO)  # "stopped" comes last, whatever an earlier test had set
+    caplog.set_level(logging.INFO)  # an earlier test may have set another level
     mps.node.refuse("open", Return.DRIVER_NOT_LOADED)
     running = Running(mps, settings)
     await running.run()

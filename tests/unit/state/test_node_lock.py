@@ -1,4 +1,4 @@
-"""The lock of a node: who has it, who is said to have it, and what it is worth where it cannot be had."""
+"""The locks of a node, the messages about their owner, and takeovers."""
 
 import errno
 import fcntl
@@ -43,7 +43,7 @@ def directory(tmp_path):
 
 @pytest.fixture
 def other(tmp_path, directory):
-    """Another process that has both locks."""
+    """Another process with both locks."""
     arguments = [sys.executable, "-c", HOLDER, str(tmp_path / "state"), str(directory)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -125,7 +125,7 @@ def test_a_directory_made_anew_is_locked_anew_unless_another_has_it(tmp_path, di
     assert ours.take() == ""
     assert ours.follow() == ""
     shutil.rmtree(directory)
-    assert ours.follow() == ""  # gone: nobody can serve there
+    assert ours.follow() == ""  # without the directory, no daemon can serve there
     directory.mkdir()
     assert ours.follow() == ""
     assert "serves" in theirs.take()
