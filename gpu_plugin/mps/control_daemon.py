@@ -4,10 +4,8 @@ A control daemon starts server processes, which survive if the daemon is killed.
 in its environment, which its servers inherit. No client in a pod has this mark. Unlike a process id, it is never reused.
 """
 
-import asyncio
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -26,18 +24,16 @@ from gpu_plugin.runtime.threads import Job, begin
 
 log = logging.getLogger(__name__)
 
+# The environment variable that marks a daemon and its servers, with the MPS root and the resource in its value
 MARK = "GPU_PLUGIN_MPS_DAEMON"
-"""The environment variable that marks a daemon and its servers, with the MPS root and the resource in its value."""
 
-_PROC = Path("/proc")
-
-# Seconds to wait until a killed process has ended. A process that is stuck in the driver takes longer and is left running.
+# Seconds to wait until a killed process has ended. A process stuck in the driver takes longer and stays.
 _KILL_PATIENCE = 2.0
 
-_LONGEST_LINE = 1000
-_MAX_CHUNKS = 64  # Number of reads in a row, so that a daemon with endless output blocks nothing
+_LONGEST_LINE = 1000  # bytes
+_OUTPUT_PATIENCE = 0.5  # seconds for the last line after the exit; servers that survive keep the output open
 
-_SWEEP_PATIENCE = 5.0
+_SWEEP_PATIENCE = 5.0  # seconds
 
 
 class ControlDaemon:
@@ -50,8 +46,7 @@ class ControlDaemon:
         self._control = tuple(control)
         self._process: subprocess.Popen[bytes] | None = None
         self._exit: Job[int] | None = None
-        self._output: int | None = None
-        self._rest = b""
+        self._output: Job[None] | None = None
         self._last_line = ""
 
     @property
@@ -65,32 +60,27 @@ class ControlDaemon:
         Raises MpsError if it cannot be started.
         """
         marked = {MARK: mark(self._root, self.daemon.resource)}
-        # For asyncio's processes, exit is only reported once all children that inherited the output, such as servers, close it.
-        output, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(theirs, True)
+        # Not a process of asyncio: that reports the exit only when all children with its output, such as servers, close it.
         try:
             self._process = subprocess.Popen(  # noqa: S603, ASYNC220 - no shell; it returns once forked
                 [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), self.daemon.pipe, *self._control, "-f"],
                 stdin=subprocess.DEVNULL,
-                stdout=theirs,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=control_program.environment(self._control[0], self.daemon.environment, marked),
                 start_new_session=True,
             )
         except OSError as error:
-            os.close(output)
             raise MpsError(f"{sys.executable} cannot be started: {error.strerror}") from None
-        finally:
-            os.close(theirs)
-        self._output = output
-        asyncio.get_running_loop().add_reader(output, self._read)
+        self._output = begin(self._log_output, "mps-daemon-output")
         self._exit = begin(self._process.wait, "mps-daemon-exit")
 
     async def exited(self) -> str:
         """Wait until the daemon has exited by itself, and return a sentence with its exit status or signal."""
         assert self._exit is not None
-        await asyncio.wait([self._exit.done])
-        self._read()
+        assert self._output is not None
+        await self._exit.wait()
+        await self._output.wait(_OUTPUT_PATIENCE)
         status = self._exit.done.result()
         how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
         return f"{PROGRAM} {how}{f': {self._last_line}' if self._last_line else ''}"
@@ -107,56 +97,34 @@ class ControlDaemon:
         try:
             if not await job.wait(patience):
                 raise control_program.unanswered(command, patience)
+            return job.done.result()
         finally:
-            if not job.done.done():
-                process.kill()
-                with anyio.CancelScope(shield=True):
-                    await job.wait(1)
-        return job.done.result()
+            process.kill()
 
     async def end(self, patience: float) -> None:
         """Send quit, wait up to `patience` seconds, then kill the daemon. Then kill all processes that it has left."""
-        if self._process is not None and self._exit is not None and not self._exit.done.done():
+        if self._process is not None and self._exit is not None and not self._exit.returned:
             with anyio.move_on_after(patience):
                 with suppress(MpsError):
                     await self.ask("quit", patience=patience)
-                await asyncio.wait([self._exit.done])
-            if not self._exit.done.done():
+                await self._exit.wait()
+            if not self._exit.returned:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
-                await asyncio.wait([self._exit.done], timeout=patience)
-            if not self._exit.done.done():
+                await self._exit.wait(patience)
+            if not self._exit.returned:
                 log.error("%s: its MPS daemon (process %d) cannot be killed", self.daemon.resource, self.pid)
         await end_leftovers(self._root, self.daemon.resource)
-        self._close_output()
 
-    def _read(self) -> None:
+    def _log_output(self) -> None:
         """Log the daemon's output at level debug, line by line, and keep the last line for the message about its exit."""
-        for _ in range(_MAX_CHUNKS):
-            if self._output is None:
-                return
-            try:
-                chunk = os.read(self._output, 4096)
-            except BlockingIOError:
-                return
-            *lines, rest = (self._rest + chunk).split(b"\n")
-            self._rest = rest[-_LONGEST_LINE:]
-            for line in lines if chunk else [rest]:
-                self._log_line(line)
-            if not chunk:
-                self._close_output()
-
-    def _close_output(self) -> None:
-        if self._output is not None:
-            asyncio.get_running_loop().remove_reader(self._output)
-            os.close(self._output)
-            self._output = None
-
-    def _log_line(self, line: bytes) -> None:
-        text = line[:_LONGEST_LINE].decode(errors="replace").strip()
-        if text:
-            self._last_line = text
-            log.debug("%s: %s", self.daemon.resource, text)
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with self._process.stdout as stream:
+            while line := stream.readline(_LONGEST_LINE):
+                if text := line.decode(errors="replace").strip():
+                    self._last_line = text
+                    log.debug("%s: %s", self.daemon.resource, text)
 
 
 async def end_leftovers(root: Path, resource: str = "") -> None:
@@ -186,52 +154,33 @@ def _end(value: str) -> list[int]:
 
     A mark without a resource matches all resources under its root.
     """
-    ended: list[int] = []
+    ended: dict[int, None] = {}
     until = time.monotonic() + _KILL_PATIENCE
-    while (found := _marked(value)) and time.monotonic() < until:
-        for pid in found:
-            if pid not in ended:
-                ended.append(pid)
-            _kill(pid, value, until)
-    return ended
+    while time.monotonic() < until:
+        found = False
+        for entry in os.scandir("/proc"):
+            if entry.name.isdecimal() and _carries(entry.path, value):
+                found = True
+                ended[int(entry.name)] = None
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(entry.name), signal.SIGKILL)  # at once: another process does not get the id so soon
+        if not found:
+            break
+        time.sleep(0.01)
+    for pid in ended:
+        with suppress(ChildProcessError):  # orphans are child processes if this is process 1 of a container
+            os.waitpid(pid, os.WNOHANG)
+    return [*ended]
 
 
-def _marked(value: str) -> list[int]:
-    return [
-        int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdecimal() and _carries(_PROC / entry.name, value)
-    ]
-
-
-def _carries(process: Path, value: str) -> bool:
-    """Return whether a process has the mark. A zombie has no environment and no mark."""
+def _carries(process: str, value: str) -> bool:
+    """Return whether the process of this directory has the mark. A zombie has no environment and no mark."""
     wanted = f"{MARK}={value}".encode()
     try:
-        variables = (process / "environ").read_bytes().split(b"\0")
+        variables = Path(process, "environ").read_bytes().split(b"\0")
     except OSError:  # the process has ended, or belongs to another user and so is not an MPS process of ours
         return False
     return any(variable == wanted or (value.endswith(":") and variable.startswith(wanted)) for variable in variables)
-
-
-def _kill(pid: int, value: str, until: float) -> None:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except OSError:  # kernels before 5.3 have no pidfd
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-        return
-    try:
-        if not _carries(_PROC / str(pid), value):
-            return  # another process has the id already
-        with suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
-        with suppress(OSError):  # works only for child processes, such as orphans if this is process 1 of a container
-            os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
-    finally:
-        os.close(descriptor)
 
 
 def _signal_name(number: int) -> str:

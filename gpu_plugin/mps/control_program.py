@@ -27,7 +27,7 @@ _MAX_READ = 64 * 1024
 
 
 def find_program(roots: Sequence[str], path: str | None = None, more: str = "") -> str:
-    """Find the control program below one of these driver roots, else on `path` (None: $PATH).
+    """Find the control program below these driver roots, else on `path` (None: $PATH).
 
     Raises NotStartedError if it is not found, with the searched places; `more` is an additional remedy for the message.
     """
@@ -44,7 +44,7 @@ def find_program(roots: Sequence[str], path: str | None = None, more: str = "") 
 
 
 def environment(program: str, *variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for the program: that of this process without CUDA's variables, plus `variables`.
+    """Return this process's environment for the program, without CUDA's variables and with `variables`.
 
     The program's directory comes first in PATH: the server program that a daemon starts is in the same directory.
     """
@@ -74,16 +74,11 @@ def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subpro
 
 def unanswered(command: str, patience: float) -> MpsError:
     """Return the error for a daemon that has not answered a command within `patience` seconds."""
-    return MpsError(f"its control has not answered {_first(command)!r} for {patience:g} s")
-
-
-def _first(commands: str) -> str:
-    """Return the first line of a command, for messages."""
-    return commands.partition("\n")[0]
+    return MpsError(f"its control has not answered {command.splitlines()[0]!r} for {patience:g} s")
 
 
 def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
-    """Send one or more lines of commands to a client that was just started, and return its answer in one line.
+    """Send one or more lines of commands to a new client, and return its answer in one line.
 
     Blocks for up to `patience` seconds, then kills the client.
 
@@ -106,7 +101,9 @@ def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) ->
             process.kill()
     output_text = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
     if status:
-        raise MpsError(f"its control answers {_first(command)!r} with status {status}: {output_text or 'no word'}")
+        raise MpsError(
+            f"its control answers {command.splitlines()[0]!r} with status {status}: {output_text or 'no word'}"
+        )
     return output_text
 
 

@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,19 +11,15 @@ from gpu_plugin.containers.driver_root.safe import judge
 from gpu_plugin.devices.mps_paths import IN_CONTAINERS
 from gpu_plugin.mps.errors import MpsError
 
+# Containers of any user can enter and find the daemon's sockets, whose own modes let them connect. Only root can write: otherwise
+# one pod could pretend to be the daemon of the other pods.
 OPEN_TO_ALL = 0o755
-"""Containers of any user can enter and find the daemon's sockets, whose own modes let them connect. Only root can write.
-
-If all users could write to a pipe directory, one pod could pretend to be the daemon of the other pods.
-"""
 
 SHM_MODE = 0o1777  # as /dev/shm, which it replaces in containers
 MAX_LOG_BYTES = 16 * 1024 * 1024  # bytes that a log may occupy; the MPS root is often on a tmpfs
 
-SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
-"""The SELinux label of files that containers may use under the targeted policy. NVIDIA's daemon sets the same label."""
-
-_SELINUX = "security.selinux"
+# The label of files that containers may use under the targeted policy. NVIDIA's daemon sets the same label.
+_SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 _SELINUX_FILESYSTEM = Path("/sys/fs/selinux/enforce")
 
 _MS_NOSUID = 2  # mount(2), linux/mount.h
@@ -32,7 +27,6 @@ _MS_NODEV = 4
 _MS_NOEXEC = 8
 _MS_NOSYMFOLLOW = 256  # from Linux 5.10 on; earlier kernels ignore it
 _MS_RELATIME = 1 << 21
-
 
 MOUNT = Path(IN_CONTAINERS)
 
@@ -111,20 +105,13 @@ def make_directory(directory: Path, mode: int = OPEN_TO_ALL) -> None:
 
 def _label(directory: Path) -> None:
     try:
-        os.setxattr(directory, _SELINUX, SELINUX_LABEL)
+        os.setxattr(directory, "security.selinux", _SELINUX_LABEL)
     except OSError as error:
         # The file system may have no labels, or the policy may lack this type.
         if error.errno not in (errno.ENOTSUP, errno.EINVAL):
             raise MpsError(
                 f"{directory} cannot be labelled for containers (SELinux is on): {error.strerror}; run as root, privileged"
             ) from None
-
-
-def is_socket(path: Path) -> bool:
-    """Return whether the path is a socket, without following links."""
-    with suppress(OSError):
-        return stat.S_ISSOCK(path.lstat().st_mode)
-    return False
 
 
 def trim_logs(log: Path) -> None:

@@ -5,8 +5,8 @@ which are read every second, and its answer to a query for its thread percentage
 to the daemon's log, so it is rare (`due`).
 
 It is not queried while its program may still be setting its limits (`settled`). A control daemon accepts one client at a time;
-a second client is refused, gets an empty answer, or waits forever (seen with driver 535). NVIDIA's mps-control-daemon gives up
-if one of its commands is refused.
+a second client is refused, gets an empty answer, or waits forever (seen with driver 535). NVIDIA's mps-control-daemon ends if
+its daemon refuses a command.
 
 A running control daemon holds a lock on `control_lock` in its pipe directory (seen with driver 535). Its other files
 remain when it ends for any reason.
@@ -20,29 +20,39 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.limits import same_threads, thread_percentage
-from gpu_plugin.mps.remedies import ASK_OTHER, RESTART_OTHER, WAIT_FOR_OTHER
 from gpu_plugin.status.remedies import TO_DO
 
-CONFIRM = 30.0  # seconds between two queries of a daemon that is up and holds its lock, to find a daemon that hangs
+CONFIRM = 30.0  # seconds between two queries of a daemon with a lock, to find a daemon that hangs
 LOOK_AGAIN = 3.0  # seconds between two queries of other daemons, which are down or hold no lock
 SET_UP = 10.0  # seconds for setting a daemon's limits, if no file .started shows that they are set
 
 Identity = tuple[int, ...]
 """Identifies a file: device, inode, time of creation or last write in nanoseconds of Unix time. Empty if it does not exist."""
 
-
 _DOWN = "its MPS daemon is down: gpu-plugin mps does not run on this node, and"
+
+_RESTART = (
+    "restart the program that runs the daemon, such as the pod of NVIDIA's mps-control-daemon on this node; or end that program "
+    "and run gpu-plugin mps in its place (the chart's value mps.enabled)"
+)
+_GIVE_PROGRAM = (
+    "have nvidia-cuda-mps-control where this plugin can run it: install the driver's compute utilities on the node, and mount "
+    "the driver's root at --driver-root-ctr-path; or end the program that runs the daemon and run gpu-plugin mps instead (the "
+    "chart's value mps.enabled)"
+)
 
 
 class Signs(msgspec.Struct, frozen=True):
     """The state of a daemon's files and lock.
 
-    `control` is its socket, `started` the file .started that NVIDIA's program makes after setting the limits, and `locked`
-    whether a process holds the lock of a control daemon in the pipe directory.
+    Attributes:
+        control: its socket.
+        started: whether its program has set the limits and then made the file .started, as NVIDIA's does.
+        locked: whether a process holds the lock of a control daemon in the pipe directory.
     """
 
     control: Identity
-    started: Identity = ()
+    started: bool = False
     locked: bool = False
 
 
@@ -71,15 +81,8 @@ def answer_to_use(new: Answer, last: Answer | None) -> Answer:
 
 
 def settled(signs: Signs, clock: float) -> bool:
-    """Return whether the daemon's limits seem to be set. `clock` is Unix time in seconds.
-
-    If the file .started is older than the socket, it is from an earlier daemon.
-    """
-    return _started(signs) or not 0 <= clock - signs.control[2] / 1e9 < SET_UP
-
-
-def _started(signs: Signs) -> bool:
-    return bool(signs.started) and signs.started[2] >= signs.control[2]
+    """Return whether the daemon's limits seem to be set. `clock` is Unix time in seconds."""
+    return signs.started or not 0 <= clock - signs.control[2] / 1e9 < SET_UP
 
 
 def due(signs: Signs, last: Answer | None, now: float) -> bool:
@@ -96,13 +99,18 @@ def why_down(signs: Signs, last: Answer | None) -> str:
     Its limits have no effect: any client can change them, and one client must not withdraw the devices of all others.
     """
     if last is None or last.signs.control != signs.control:
-        return f"{_DOWN} the daemon of another program has not answered yet{TO_DO}{WAIT_FOR_OTHER}"
+        return f"{_DOWN} the daemon of another program has not answered yet{TO_DO}wait some seconds; if it stays so, {_RESTART}"
     if last.signs.locked and not signs.locked:
-        return f"{_DOWN} the daemon of another program has ended{TO_DO}{RESTART_OTHER}"
-    if last.unable:
-        return _why_unusable(signs, last.unable)
-    if last.trouble or last.threads is None:
-        return f"{_DOWN} no daemon of another program can be used: {last.trouble}{TO_DO}{RESTART_OTHER}"
+        return f"{_DOWN} the daemon of another program has ended{TO_DO}{_RESTART}"
+    if last.unable and not (signs.locked and signs.started):
+        missing, remedy = (
+            ("it has no file .started next to its pipe directory", _GIVE_PROGRAM)
+            if signs.locked
+            else ("no process holds the lock of a control daemon in its pipe directory", _RESTART)
+        )
+        return f"{_DOWN} the daemon of another program cannot be queried ({last.unable}), and {missing}{TO_DO}{remedy}"
+    if last.trouble:
+        return f"{_DOWN} no daemon of another program can be used: {last.trouble}{TO_DO}{_RESTART}"
     return ""
 
 
@@ -121,15 +129,3 @@ def doubt(answer: Answer, replicas: int, limits: MpsLimits) -> str:
         f"it: restart the daemon. Or its configuration differs: give it the configuration of this plugin ({replicas} replicas), "
         f"or set this resource's limits.activeThreadPercentage to {answer.threads:g}"
     )
-
-
-def _why_unusable(signs: Signs, unable: str) -> str:
-    """Return why a daemon that cannot be queried here cannot be used; empty if its lock and .started exist."""
-    if signs.locked and _started(signs):
-        return ""
-    missing, remedy = (
-        ("it has no file .started next to its pipe directory", ASK_OTHER)
-        if signs.locked
-        else ("no process holds the lock of a control daemon in its pipe directory", RESTART_OTHER)
-    )
-    return f"{_DOWN} the daemon of another program cannot be queried ({unable}), and {missing}{TO_DO}{remedy}"

@@ -40,7 +40,7 @@ class DaemonLimits(msgspec.Struct, frozen=True):
     def commands(self) -> tuple[str, ...]:
         """Commands that set the limits, to be sent before the daemon has clients.
 
-        The limit of threads comes last, so a daemon that has it also has the others.
+        The limit of threads comes last: a daemon with this limit also has the others.
         """
         memory = (f"{_SET_MEMORY} {ordinal} {mebibytes}M" for ordinal, mebibytes in self.memory)
         return (*memory, f"set_default_active_thread_percentage {self.threads:g}")

@@ -1,7 +1,8 @@
 """The pipe directory of an MPS control daemon: emptied before each start, and the lock of the daemon in it. Every call blocks.
 
 NVIDIA's daemon runs as root and follows links: it opens `control_lock` and `log` to write and changes the mode of `log` and
-`control` (seen with driver 535). Containers of earlier versions of this plugin can write to the directory.
+`control` (seen with driver 535). Containers of NVIDIA's plugin can write to the directory: its mounts are
+not read-only.
 """
 
 import errno

@@ -13,16 +13,8 @@ from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.mps_paths import log_directory, pipe_directory
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.devices.nvml_h import Architecture
 from gpu_plugin.mps.limits import DaemonLimits, limits_of
-
-VOLTA = 5  # NVML_DEVICE_ARCH_VOLTA: since Volta the hardware isolates clients from each other
-
-# Largest number of clients of one GPU's MPS server: 48 since compute capability 7.0 (V100 included), 16 before
-# (nvidia-cuda-mps-control(1)).
-_CLIENTS = 48
-_CLIENTS_BEFORE_VOLTA = 16
-
-_LONGEST_SOCKET = "control_privileged"  # the longest name of a socket of the control daemon in its pipe directory
 
 
 class MpsResource(msgspec.Struct, frozen=True):
@@ -70,11 +62,6 @@ class MpsPlan(msgspec.Struct, frozen=True):
     daemons: tuple[MpsDaemon, ...] = ()
     refused: Mapping[str, str] = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-
-def most_clients(gpu: Gpu) -> int:
-    """Return how many clients may use the GPU at once; the lower number if its architecture is unknown."""
-    return _CLIENTS if (gpu.architecture or 0) >= VOLTA else _CLIENTS_BEFORE_VOLTA
 
 
 def mps_resources(resources: Iterable[Resource], node: Node) -> tuple[MpsResource, ...]:
@@ -151,17 +138,20 @@ def _fault(root: str, resource: MpsResource, gpus: tuple[Gpu, ...], taken: Mappi
             return f"GPU {gpu.uuid} is in MIG mode, and MPS shares whole GPUs only; disable MIG mode, or share its MIG devices"
         if gpu.uuid in taken:
             return f"GPU {gpu.uuid} is shared by the MPS daemon of {taken[gpu.uuid]} already; a GPU has one daemon"
-        if resource.replicas > most_clients(gpu):
+        # 48 since compute capability 7.0 (V100 included), 16 before (nvidia-cuda-mps-control(1)) or if it is unknown
+        most_clients = 48 if (gpu.architecture or 0) >= Architecture.VOLTA else 16
+        if resource.replicas > most_clients:
             return (
-                f"{resource.replicas} replicas are more than the {most_clients(gpu)} MPS clients that GPU {gpu.uuid} "
+                f"{resource.replicas} replicas are more than the {most_clients} MPS clients that GPU {gpu.uuid} "
                 f"({gpu.model or 'of unknown model'}) takes; lower sharing.mps.resources[].replicas"
             )
-    if len({(gpu.architecture or 0) >= VOLTA for gpu in gpus}) > 1:
+    # Since Volta the hardware isolates clients from each other.
+    if len({(gpu.architecture or 0) >= Architecture.VOLTA for gpu in gpus}) > 1:
         return (
             "some of its GPUs are older than Volta, and one MPS daemon ignores those if it has newer GPUs; "
             "offer them under different names"
         )
-    longest = f"{pipe_directory(root, resource.name)}/{_LONGEST_SOCKET}"
+    longest = f"{pipe_directory(root, resource.name)}/control_privileged"  # of the daemon's sockets
     if room(longest) < 0:
         return f"{longest} is too long a path for a Unix socket (over {LONGEST} bytes); shorten --mps-root"
     return ""

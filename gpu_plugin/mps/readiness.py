@@ -1,59 +1,42 @@
-"""Shows the device plugin that the MPS daemon of a resource is up, through a lock that the daemon's supervisor holds.
+"""The state of the MPS daemons that `gpu-plugin mps` runs, in a file of the MPS root that it locks, for the device plugin.
 
-The kernel releases a lock when its process ends for any reason, so no stale lock remains. Files under the MPS root:
-
-    .supervisor          locked while `gpu-plugin mps` runs, `Counts` by resource as JSON
-    <resource>/.ready    locked while the resource's daemon is up, a `Mark` as JSON
-    <resource>/.down     a sentence with the reason while it is down
-
-`ready` does not wait and reads little, so it can be called every second. Daemons of other programs do not hold this lock;
-`watch` queries them.
+The kernel releases the lock when the process ends for any reason, so the state of an ended process does not count. `read` does
+not wait and reads little: it can be called every second. Daemons of other programs are not in the file; `watch` queries them.
 """
 
+import errno
 import fcntl
 import os
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.mps.remedies import SAME_CONFIGURATION, SAME_ROOT, START, STUCK
-from gpu_plugin.runtime.regular_file import open_file, replace_file
+from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.status.remedies import TO_DO
 
-T = TypeVar("T")
+FILE = ".supervisor"
 
-READY = ".ready"
-DOWN = ".down"
-SUPERVISOR = ".supervisor"
-
-# Seconds after which a mark is ignored if its supervisor has not confirmed it: several times the interval of its probes
+# Seconds after which a daemon counts as down if its supervisor has not confirmed it: several times the interval of its probes
 STALE = 60.0
 
-_MODE = 0o644
-_LONGEST = 64 * 1024
+_SIZE = 64 * 1024  # bytes that are allocated at the start, so that states can be written on a full disk
+_LONGEST = 1024 * 1024
 
 # A reader holds a lock for some microseconds; a writer that finds it locked tries again.
 _TRIES = 50
 _BETWEEN_TRIES = 0.002  # seconds
 
+_START = "start gpu-plugin mps on this node (the chart's value mps.enabled, or systemctl start gpu-plugin-mps)"
+_SAME_CONFIGURATION = (
+    "wait some seconds; if it stays so, give gpu-plugin mps the same configuration as this plugin, and look in its log"
+)
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a running daemon, written by its supervisor.
-
-    `pid` is the daemon's, `since` is in seconds of Unix time, `gpus` are uuids, and `confirmed` is the time of its last
-    answer, in seconds of CLOCK_MONOTONIC, which is the same in all processes of a node.
-    """
-
-    pid: int
-    since: float
-    replicas: int
-    gpus: tuple[str, ...]
-    confirmed: float
+NO_DAEMON = f"gpu-plugin mps runs no daemon for it (yet){TO_DO}{_SAME_CONFIGURATION}"
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -68,146 +51,150 @@ class Counts(msgspec.Struct, frozen=True):
     probes_failed: int = 0
 
 
-def lock(path: Path) -> int | None:
-    """Get an exclusive lock on `path`, which is made if missing. Return its descriptor; None if another process holds it.
+class State(msgspec.Struct, frozen=True):
+    """The state of one resource's daemon.
 
-    Raises MpsError if the file cannot be made or opened.
+    Attributes:
+        why: why it is down; empty while it is up.
+        pid: its process id.
+        gpus: the uuids of its GPUs.
+        replicas: the number of clients of each GPU.
+        confirmed: the time of its last answer, in seconds of CLOCK_MONOTONIC, which is the same in all processes of a node.
+        counts: events since the start of the supervisor.
     """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
-    except OSError as error:
-        raise MpsError(f"{path} cannot be opened: {error.strerror}; is --mps-root writable?") from None
-    for _ in range(_TRIES):
+
+    why: str = NO_DAEMON
+    pid: int = 0
+    gpus: tuple[str, ...] = ()
+    replicas: int = 0
+    confirmed: float = 0.0
+    counts: Counts = Counts()
+
+
+class StateFile:
+    """The file, for the supervisor, which is its only writer."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / FILE
+        self._descriptor = -1
+        self._length = 0
+        self._states: dict[str, State] = {}
+
+    def lock(self) -> bool:
+        """Lock the file, which is made if missing. Return False if another process holds it. Raises MpsError."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_BETWEEN_TRIES)
-        else:
-            return descriptor
-    os.close(descriptor)
-    return None
-
-
-class ReadyMark:
-    """The mark of one resource's daemon, for its supervisor. The daemon counts as down until `up` is called."""
-
-    def __init__(self, directory: Path) -> None:
-        """Store the resource's directory, which must exist before `up`."""
-        self._ready = directory / READY
-        self._down = directory / DOWN
-        self._descriptor: int | None = None
-
-    def up(self, mark: Mark) -> None:
-        """Record that the daemon is up, or still up.
-
-        Raises MpsError if the mark cannot be written, or another process holds it.
-        """
-        if self._descriptor is None:
-            self._descriptor = lock(self._ready)
-            if self._descriptor is None:
-                raise MpsError(f"another process holds {self._ready}; is there a second gpu-plugin mps on this node?")
-        content = msgspec.json.encode(mark) + b"\n"
-        try:
-            os.pwrite(self._descriptor, content, 0)
-            os.ftruncate(self._descriptor, len(content))
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise MpsError(f"{self._ready} cannot be written: {error.strerror}") from None
-        with suppress(OSError):  # it is not read while the daemon is up
-            self._down.unlink()
-
-    def down(self, why: str = "") -> None:
-        """Record that the daemon is down, and the reason; no reason means that no daemon is wanted."""
-        if self._descriptor is not None:
-            with suppress(OSError):
-                self._ready.unlink()
-            os.close(self._descriptor)
-            self._descriptor = None
-        with suppress(OSError):  # readers miss only the reason if it cannot be written
-            if why:
-                self._down.parent.mkdir(parents=True, exist_ok=True)
-                # The directory may be unsafe, which is then the reason: `replace_file` follows no link there.
-                replace_file(self._down, f"{why}\n".encode(), _MODE)
-            else:
-                self._down.unlink()
-
-
-def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas: int = 0) -> str:
-    """Return why the MPS daemon of a resource such as nvidia.com/gpu cannot be used; empty if it can.
-
-    It must serve the GPUs with these uuids, each for `replicas` clients (0: any number).
-    """
-    found = _read_locked(mps_root / resource / READY, Mark)
-    if found is None:
-        return f"its MPS daemon is down: {_why_down(mps_root, resource)}"
-    if time.monotonic() - found.confirmed > STALE:
-        return f"its MPS daemon is down: gpu-plugin mps has not seen it answer for over {STALE:g} s{TO_DO}{STUCK}"
-    missing = [uuid for uuid in gpus if uuid not in found.gpus]
-    if missing:
-        return f"its MPS daemon does not serve GPU {missing[0]} (yet){TO_DO}{SAME_CONFIGURATION}"
-    if replicas and replicas != found.replicas:
-        return f"its MPS daemon shares each GPU among {found.replicas} clients, not {replicas} (yet){TO_DO}{SAME_CONFIGURATION}"
-    return ""
-
-
-def write_counts(descriptor: int, counts: Mapping[str, Counts]) -> None:
-    """Write counts by resource into the lock file of the supervisor, which is open. A full disk keeps older counts."""
-    content = msgspec.json.encode(counts) + b"\n"
-    with suppress(OSError):
-        os.pwrite(descriptor, content, 0)
-        os.ftruncate(descriptor, len(content))
-
-
-def read_counts(mps_root: Path) -> dict[str, Counts]:
-    """Read the counts of a running supervisor by resource; empty without a supervisor."""
-    return _read_locked(mps_root / SUPERVISOR, dict[str, Counts]) or {}
-
-
-def supervised(mps_root: Path) -> bool:
-    """Return whether gpu-plugin mps runs for this root: then no daemons of other programs are used."""
-    stream = _opened(mps_root / SUPERVISOR)
-    if stream is None:
-        return False
-    with stream:
-        return _locked_elsewhere(stream.fileno())
-
-
-def _read_locked(path: Path, content: type[T]) -> T | None:
-    """Return the content of a JSON file; None if no other process holds its lock, or it cannot be decoded."""
-    for _ in range(3):  # the other process may be in the middle of writing
-        stream = _opened(path)
-        if stream is None:
-            return None
-        with stream:
+            raise MpsError(f"{self.path} cannot be opened: {error.strerror}; is --mps-root writable?") from None
+        for _ in range(_TRIES):
             try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_BETWEEN_TRIES)
+            else:
+                self._descriptor = descriptor
+                os.ftruncate(descriptor, 0)
+                with suppress(OSError):
+                    os.posix_fallocate(descriptor, 0, _SIZE)
+                return True
+        os.close(descriptor)
+        return False
+
+    def unlock(self) -> None:
+        """Close the file: its content does not count any more."""
+        os.close(self._descriptor)
+
+    def up(self, resource: str, pid: int, gpus: tuple[str, ...], replicas: int) -> None:
+        """Record that a daemon has just answered. Raises MpsError if that cannot be written."""
+        state = State("", pid, gpus, replicas, time.monotonic(), self._state(resource).counts)
+        self._states[resource] = state
+        try:
+            self._write()
+        except OSError as error:
+            raise MpsError(f"{self.path} cannot be written: {error.strerror}") from None
+
+    def down(self, resource: str, why: str = NO_DAEMON) -> None:
+        """Record that a daemon is down. If that cannot be written, no daemon counts as up until the next write."""
+        self._states[resource] = State(why, counts=self._state(resource).counts)
+        try:
+            self._write()
+        except OSError:
+            os.ftruncate(self._descriptor, 0)
+
+    def count(self, resource: str, *, limits_restored: int = 0, probes_failed: int = 0) -> None:
+        """Add to the counts of a resource. A full disk keeps the older counts."""
+        state = self._state(resource)
+        counts = Counts(state.counts.limits_restored + limits_restored, state.counts.probes_failed + probes_failed)
+        self._states[resource] = replace(state, counts=counts)
+        with suppress(OSError):
+            self._write()
+
+    def _state(self, resource: str) -> State:
+        return self._states.get(resource, State())
+
+    def _write(self) -> None:
+        content = msgspec.json.encode(self._states) + b"\n"
+        # One write, in place: a truncation would free the allocated space.
+        padded = content.ljust(self._length, b"\0")
+        if os.pwrite(self._descriptor, padded, 0) < len(padded):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._length = len(content)
+
+
+def read(root: Path) -> dict[str, State] | None:
+    """Return the states of the daemons of a running gpu-plugin mps by resource; None if it does not run for this MPS root."""
+    for _ in range(3):  # the other process may be in the middle of writing
+        try:
+            with open_file(root / FILE, links=False) as stream:
                 if not _locked_elsewhere(stream.fileno()):
                     return None
-                return msgspec.json.decode(stream.read(_LONGEST), type=content)
-            except (OSError, ValueError, msgspec.DecodeError, RecursionError):  # ValueError: the text is not UTF-8
-                continue
-    return None
+                return msgspec.json.decode(stream.read(_LONGEST).rstrip(b"\0"), type=dict[str, State])
+        except OSError:
+            return None
+        except (ValueError, RecursionError):  # ValueError: not UTF-8, or not JSON
+            continue
+    return {}
 
 
-def _why_down(root: Path, resource: str) -> str:
-    if not supervised(root):
-        if (root / SUPERVISOR).exists():
-            return f"gpu-plugin mps does not run on this node{TO_DO}{START}"
-        return f"gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here{TO_DO}{SAME_ROOT}"
-    stream = _opened(root / resource / DOWN)
-    if stream is None:
-        return f"gpu-plugin mps runs no daemon for it (yet){TO_DO}{SAME_CONFIGURATION}"
-    with stream:
-        try:
-            return stream.read(_LONGEST).decode(errors="replace").strip() or "it is being started"
-        except OSError as error:
-            return f"{root / resource / DOWN} cannot be read: {error.strerror}"
+def supervised(root: Path) -> bool:
+    """Return whether gpu-plugin mps runs for this MPS root."""
+    return read(root) is not None
 
 
-def _opened(path: Path) -> BinaryIO | None:
-    """Open a regular file for reading or for its locks; None if it is missing or of another kind."""
-    try:
-        return open_file(path, links=False)
-    except OSError:
-        return None
+def why_down(
+    root: Path,
+    states: Mapping[str, State] | None,
+    resource: str,
+    gpus: Collection[str] = (),
+    replicas: int = 0,
+) -> str:
+    """Return why the MPS daemon of a resource such as nvidia.com/gpu cannot be used; empty if it can.
+
+    `states` is the result of `read`. The daemon must serve the GPUs with these uuids, for `replicas` clients each (0: any).
+    """
+    if states is None:
+        if (root / FILE).exists():
+            return f"its MPS daemon is down: gpu-plugin mps does not run on this node{TO_DO}{_START}"
+        return (
+            f"its MPS daemon is down: gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here"
+            f"{TO_DO}{_START}; if it runs, give it and this plugin the same --mps-root, mounted from the same directory of the "
+            "node"
+        )
+    state = states.get(resource, State())
+    if state.why:
+        return f"its MPS daemon is down: {state.why}"
+    if time.monotonic() - state.confirmed > STALE:
+        return (
+            f"its MPS daemon is down: gpu-plugin mps has not seen it answer for over {STALE:g} s{TO_DO}look in the log of "
+            "gpu-plugin mps and at the free space of the disk of --mps-root; if neither helps, restart gpu-plugin mps, which "
+            "ends the work of all clients of its daemons"
+        )
+    missing = [uuid for uuid in gpus if uuid not in state.gpus]
+    if missing:
+        return f"its MPS daemon does not serve GPU {missing[0]} (yet){TO_DO}{_SAME_CONFIGURATION}"
+    if replicas and replicas != state.replicas:
+        return f"its MPS daemon shares each GPU among {state.replicas} clients, not {replicas} (yet){TO_DO}{_SAME_CONFIGURATION}"
+    return ""
 
 
 def _locked_elsewhere(descriptor: int) -> bool:

@@ -1,14 +1,11 @@
 """Keeps the MPS daemons of a node running, with a task for each resource, so that a failure affects only its resource.
 
-A resource is ready while its supervisor holds the lock that `readiness` reads. `apply` sets the wanted daemons at any time.
-Unchanged daemons continue. Other daemons end before new daemons start, since a GPU has only one daemon.
+`apply` sets the wanted daemons at any time. Unchanged daemons continue. Other daemons end before new daemons start, since a GPU
+has only one daemon.
 """
 
 import logging
-import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import anyio
@@ -16,15 +13,16 @@ import anyio.abc
 import msgspec
 
 from gpu_plugin.devices.mps_paths import CONTROL, shm_directory
-from gpu_plugin.mps import directories, readiness
+from gpu_plugin.mps import directories
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.control_daemon import ControlDaemon, end_leftovers
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.limits import GET_THREADS, UNKNOWN, threads_in
 from gpu_plugin.mps.pipe import drain_log, follows_links, prepare
 from gpu_plugin.mps.plan import MpsDaemon, MpsPlan, MpsResource, plan_daemons
-from gpu_plugin.mps.readiness import Counts, Mark, ReadyMark
+from gpu_plugin.mps.readiness import STALE, StateFile
 from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import begin
 
@@ -59,7 +57,7 @@ class Tempo(msgspec.Struct, frozen=True):
 
 
 class _Kept(msgspec.Struct):
-    """A daemon that is kept running, with the scope that cancels this and an event for its end."""
+    """A daemon to keep running, the scope that cancels this, and an event for its end."""
 
     daemon: MpsDaemon
     scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
@@ -80,17 +78,16 @@ class Supervisor:
         """Store the MPS root and the setter of compute modes.
 
         `control` returns the control program with its constant arguments; it raises MpsError while there is no program. `shm`
-        is the directory in which servers share memory, which must be that of the MPS root; None: do not check that.
+        is the directory in which servers share memory; it must be shm of the MPS root (None: do not check).
         """
         self._root = root
         self._control = control
         self._modes = modes
         self._tempo = tempo or Tempo()
         self._shm = shm
-        self._logged_fault = ""
+        self._shm_fault = LogOnChange(log, "%s")
         self._warned_of_links = False
-        self._counts: dict[str, Counts] = {}
-        self._descriptor: int | None = None
+        self._states = StateFile(root)
         self._without_limits: set[MpsDaemon] = set()  # whose lack of support for memory limits was logged
         self._plan: MpsPlan | None = None
         self._changed = Pulse()
@@ -109,41 +106,29 @@ class Supervisor:
 
         Raises MpsError if the MPS root cannot be used.
         """
-        async with self._sole_supervisor():
-            await end_leftovers(self._root)
-            self._modes.recall()
-            try:
-                async with anyio.create_task_group() as tasks:
-                    while True:
-                        done = self._plan
-                        if done is not None:
-                            await self._reconcile(tasks, done)
-                        if self._plan is done:
-                            await self._changed.wait()
-            finally:
-                for resource in self._refused:
-                    self._mark(resource).down()
-                with anyio.CancelScope(shield=True):
-                    await self._modes.restore(self._modes.changed, self._tempo.restore)
-
-    @asynccontextmanager
-    async def _sole_supervisor(self) -> AsyncIterator[None]:
-        """Hold the lock of the MPS root. While another process holds it, wait."""
         directories.make_directory(self._root)
-        path = self._root / readiness.SUPERVISOR
         warned = False
-        while (descriptor := readiness.lock(path)) is None:
+        while not self._states.lock():
             if not warned:
-                log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
+                log.warning(
+                    "%s is held by another gpu-plugin mps on this node; waiting for it to end", self._states.path
+                )
                 warned = True
             await anyio.sleep(_LOCK_INTERVAL)
-        self._descriptor = descriptor
-        readiness.write_counts(descriptor, {})
         try:
-            yield
+            await end_leftovers(self._root)
+            self._modes.recall()
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    done = self._plan
+                    if done is not None:
+                        await self._reconcile(tasks, done)
+                    if self._plan is done:
+                        await self._changed.wait()
         finally:
-            self._descriptor = None
-            os.close(descriptor)
+            with anyio.CancelScope(shield=True):
+                await self._modes.restore(self._modes.changed, self._tempo.restore)
+            self._states.unlock()
 
     async def _reconcile(self, tasks: anyio.abc.TaskGroup, plan: MpsPlan) -> None:
         """Stop daemons that are not in the plan or have other settings, then start missing daemons."""
@@ -158,53 +143,45 @@ class Supervisor:
         in_use = {uuid for daemon in plan.daemons for uuid in daemon.gpus}
         await self._modes.restore(self._modes.changed - in_use, self._tempo.restore)
         for resource in self._refused.keys() - plan.refused.keys() - wanted.keys():
-            self._mark(resource).down()
+            self._states.down(resource)
         for resource, why in plan.refused.items():
             if self._refused.get(resource) != why:
                 log.error("%s: no MPS daemon can serve it: %s", resource, why)
-            self._mark(resource).down(why)
+            self._states.down(resource, why)
         self._refused = dict(plan.refused)
         for daemon in plan.daemons:
             if daemon.resource not in self._kept:
                 kept = self._kept[daemon.resource] = _Kept(daemon)
-                self._count(daemon.resource)
                 tasks.start_soon(self._keep, kept)
-
-    def _mark(self, resource: str) -> ReadyMark:
-        return ReadyMark(self._root / resource)
 
     async def _keep(self, kept: _Kept) -> None:
         """Run one resource's daemon and restart it with growing pauses, until it is not wanted any more."""
         daemon, tempo = kept.daemon, self._tempo
-        mark = self._mark(daemon.resource)
         backoff = Backoff(tempo.first_pause, tempo.longest_pause, stable=tempo.stable)
         try:
             with kept.scope:
-                mark.down("it is being started")
+                self._states.down(daemon.resource, "it is being started")
                 while True:
                     began = anyio.current_time()
                     try:
-                        why = await self._run_once(daemon, mark)
+                        why = await self._run_once(daemon)
                     except MpsError as error:
                         why = str(error)
                     except Exception as error:
                         log.exception("%s: running its MPS daemon failed unexpectedly", daemon.resource)
                         why = repr(error)
-                    mark.down(why)
+                    self._states.down(daemon.resource, why)
                     now = anyio.current_time()
                     pause = backoff.failed(now, worked_for=now - began)
                     log.error(
-                        "%s: its MPS daemon is down: %s; starting it again in %.2g s",
-                        daemon.resource,
-                        why,
-                        pause,
+                        "%s: its MPS daemon is down: %s; starting it again in %.2g s", daemon.resource, why, pause
                     )
                     await anyio.sleep(pause)
         finally:
-            mark.down()
+            self._states.down(daemon.resource)
             kept.over.set()
 
-    async def _run_once(self, daemon: MpsDaemon, mark: ReadyMark) -> str:
+    async def _run_once(self, daemon: MpsDaemon) -> str:
         """Run one daemon from its start to its end, and leave no process of it. Return why it ended.
 
         Raises MpsError if it cannot be started, or does not work.
@@ -214,26 +191,19 @@ class Supervisor:
             await end_leftovers(self._root, daemon.resource)
             shm = Path(shm_directory(str(self._root)))
             directories.make(self._root, Path(daemon.pipe), Path(daemon.log), shm)
-            self._warn_of(directories.shm_fault(shm, self._shm) if self._shm else "")
+            self._shm_fault.update(directories.shm_fault(shm, self._shm) if self._shm else "")
             for uuid in daemon.gpus:
                 await self._modes.make_exclusive(uuid)
-            # A pod with a writable mount of an earlier version can leave millions of files. The removal is not cancelled, as
+            # A pod with a writable mount, as of NVIDIA's plugin, can leave millions of files. The removal is not cancelled, as
             # the thread would continue and remove the files of the next daemon.
-            preparing = begin(lambda: prepare(Path(daemon.pipe)), "mps-pipe")
             with anyio.CancelScope(shield=True):
-                await preparing.wait()
-            preparing.done.result()
+                await begin(lambda: prepare(Path(daemon.pipe)), "mps-pipe").result()
             await control.start()
-            return await self._until_exit(control, mark)
+            return await self._until_exit(control)
         finally:
-            mark.down("it is being stopped")
+            self._states.down(daemon.resource, "it is being stopped")
             with anyio.CancelScope(shield=True):
                 await control.end(self._tempo.quit)
-
-    def _warn_of(self, fault: str) -> None:
-        if fault and fault != self._logged_fault:
-            log.warning("%s", fault)
-        self._logged_fault = fault
 
     def _warn_of_links(self, control: ControlDaemon) -> None:
         """Log once that links in pipe directories can lead daemons elsewhere."""
@@ -241,24 +211,24 @@ class Supervisor:
             self._warned_of_links = True
             log.warning(
                 "MPS daemons follow links in their pipe directories, such as %s: the mount option nosymfollow needs Linux 5.10, "
-                "the capability SYS_ADMIN, and a sandbox that allows mount namespaces. Recreate containers that a version with "
-                "writable mounts of it has started",
+                "the capability SYS_ADMIN, and a sandbox that allows mount namespaces. Recreate containers with writable mounts "
+                "of it, as NVIDIA's plugin makes them",
                 control.daemon.pipe,
             )
 
-    async def _until_exit(self, control: ControlDaemon, mark: ReadyMark) -> str:
+    async def _until_exit(self, control: ControlDaemon) -> str:
         """Use a started daemon until it exits, which is noticed at once, or cannot be used. Return the reason."""
         why = ""
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._serve, control, mark)
+                group.start_soon(self._serve, control)
                 why = await control.exited()
                 group.cancel_scope.cancel()
         except* MpsError as errors:
             why = why or str(errors.exceptions[0])
         return why
 
-    async def _serve(self, control: ControlDaemon, mark: ReadyMark) -> None:
+    async def _serve(self, control: ControlDaemon) -> None:
         """Make the daemon ready, then probe it and restore its limits, for as long as its process is alive.
 
         A daemon that does not answer is not ended. Any client can occupy its only control connection, and the end of a
@@ -270,46 +240,49 @@ class Supervisor:
         daemon, tempo = control.daemon, self._tempo
         await self._listening(control)
         self._warn_of_links(control)
-        state = Mark(pid=control.pid, since=time.time(), replicas=daemon.replicas, gpus=daemon.gpus, confirmed=0.0)
-        misses, ready, restoring, down, unwritten = 0, False, False, "", ""
+        down = LogOnChange(log, f"{daemon.resource}: its MPS daemon is down: %s", level=logging.ERROR)
+        unwritten = LogOnChange(
+            log,
+            f"{daemon.resource}: %s; its clients are still served, but the device plugin counts it as down after {STALE:g} s",
+            level=logging.ERROR,
+        )
+        misses, ready, restoring = 0, False, False
         while True:
             try:
                 different = left = await self._differences(control)
                 if different:
                     if ready:
-                        self._log_restoring(daemon.resource, different, again=restoring)
+                        self._states.count(daemon.resource, limits_restored=1)
+                        log.log(
+                            logging.DEBUG if restoring else logging.WARNING,
+                            "%s: a client has changed the limits of its MPS daemon: %s; restoring them",
+                            daemon.resource,
+                            different,
+                        )
                     await self._set_limits(control)
                     left = await self._differences(control)
                 misses, restoring = 0, ready and bool(different)
                 why = "" if ready else left
             except MpsError as error:
                 misses += 1
-                self._count(daemon.resource, probes_failed=1)
+                self._states.count(daemon.resource, probes_failed=1)
                 drain_log(Path(daemon.pipe))
                 why = f"{error}; {_ALIVE}"
                 if ready and misses < tempo.misses:
                     log.warning("%s: %s; probing again", daemon.resource, error)
                     why = ""
+            down.update(why)
             if why:
                 ready = False
-                mark.down(why)
-                if down != (down := why):
-                    log.error("%s: its MPS daemon is down: %s", daemon.resource, why)
+                self._states.down(daemon.resource, why)
             elif not misses:
                 try:
-                    mark.up(msgspec.structs.replace(state, confirmed=time.monotonic()))
+                    self._states.up(daemon.resource, control.pid, daemon.gpus, daemon.replicas)
+                    unwritten.update("")
                 except MpsError as error:
-                    if unwritten != (unwritten := str(error)):
-                        log.error(  # noqa: TRY400 - a sentence
-                            "%s: %s; its clients are still served, but the device plugin counts it as down after %g s",
-                            daemon.resource,
-                            error,
-                            readiness.STALE,
-                        )
-                else:
-                    unwritten = ""
+                    unwritten.update(str(error))
                 if not ready:
-                    ready, down = True, ""
+                    ready = True
                     log.info(
                         "%s: MPS daemon ready (process %d): %d GPUs, %d clients each",
                         daemon.resource,
@@ -343,20 +316,8 @@ class Supervisor:
             raise MpsError(f"its control answers {GET_THREADS!r} with {answer or 'nothing'!r}")
         return limits.differences(answer)
 
-    def _log_restoring(self, resource: str, different: str, *, again: bool) -> None:
-        """Count that a client has changed limits, and log it, unless the probe before this one did so too (`again`)."""
-        self._count(resource, limits_restored=1)
-        level = logging.DEBUG if again else logging.WARNING
-        log.log(level, "%s: a client has changed the limits of its MPS daemon: %s; restoring them", resource, different)
-
-    def _count(self, resource: str, *, limits_restored: int = 0, probes_failed: int = 0) -> None:
-        before = self._counts.get(resource, Counts())
-        self._counts[resource] = Counts(before.limits_restored + limits_restored, before.probes_failed + probes_failed)
-        if self._descriptor is not None:
-            readiness.write_counts(self._descriptor, self._counts)
-
     async def _listening(self, control: ControlDaemon) -> None:
-        """Wait until a daemon that was just started answers, or at least listens. It sends no notification of that.
+        """Wait until a new daemon answers, or at least listens. It sends no notification.
 
         Raises:
             MpsError: it has not made its socket in time.
@@ -368,7 +329,7 @@ class Supervisor:
                 await control.ask(GET_THREADS, patience=min(tempo.answer, max(0.1, until - anyio.current_time())))
             except MpsError:
                 if anyio.current_time() >= until:
-                    if directories.is_socket(Path(control.daemon.pipe, CONTROL)):
+                    if Path(control.daemon.pipe, CONTROL).is_socket():  # noqa: ASYNC240 - one local stat
                         return
                     raise
                 await anyio.sleep(min(tempo.probe, 0.1))

@@ -1,9 +1,9 @@
-"""Reports which MPS daemons of the node's resources can be used: ours by a lock, those of other programs by queries."""
+"""Reports which MPS daemons of the node's resources can be used. Queries the daemons of other programs."""
 
 import logging
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,116 +25,121 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 1.0  # seconds for reading the files and locks
 ANSWER = 5.0  # seconds for a daemon to answer
-
-AT_ONCE = 0.25
-"""Seconds to wait for answers: a working daemon needs some milliseconds, and a later look gets a later answer."""
+AT_ONCE = (
+    0.25  # seconds to wait for answers: a working daemon needs some milliseconds, and a later look gets a later answer
+)
 
 _STATE = "its MPS daemon's state"
 
-_Reading = tuple[str, dict[str, tuple[str, Signs | None]], dict[str, Counts]]
-"""The MPS root's path here; by resource why its daemon is down, and the signs of another program's daemon; the counts."""
+
+class _Reading(msgspec.Struct, frozen=True):
+    """The files and locks below the MPS root, which is at `root` here.
+
+    `down` has the reason for each resource whose daemon is down; empty if it is up. `others` has the signs of daemons of other
+    programs. `counts` is empty if gpu-plugin mps does not run.
+    """
+
+    root: str
+    down: Mapping[str, str]
+    others: Mapping[str, Signs]
+    counts: Mapping[str, Counts]
 
 
-class _Foreign(msgspec.Struct):
+class _Other:
     """A resource's daemon that another program runs: its last answer, and the query under way."""
 
-    answer: Answer | None = None
-    question: SlowCall[Answer] = msgspec.field(default_factory=lambda: SlowCall("mps-question"))
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.query: SlowCall[Answer] = SlowCall("mps-question")
+        self.logged_doubt = ""
+
+    def ask(self, settings: Settings, pipe: str, signs: Signs, now: float) -> None:
+        """Begin a query if the daemon is due for it. A query that hangs is an answer, too."""
+        self.update()
+        if (began := self.query.started) is not None:
+            if now - began > 2 * ANSWER:
+                self.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; no query is possible")
+        elif foreign.settled(signs, time.time()) and foreign.due(signs, self.answer, now):
+            roots = (settings.driver_root_ctr_path, settings.driver_root)
+            self.query.begin(partial(_answer, roots, pipe, signs, now))
+
+    def update(self) -> None:
+        """Store the answer of a finished query."""
+        if self.query.back:
+            self.answer = foreign.answer_to_use(self.query.take().done.result(), self.answer)
+
+    def why_down(self, resource: MpsShared, signs: Signs) -> str:
+        """Return why the daemon is down. Log once that it is up although its limits differ or are unknown."""
+        self.update()
+        why = foreign.why_down(signs, self.answer)
+        doubt = "" if why or self.answer is None else foreign.doubt(self.answer, resource.replicas, resource.limits)
+        if doubt and doubt != self.logged_doubt:
+            log.warning("%s: %s", resource.name, doubt)
+        self.logged_doubt = doubt
+        return why
 
 
 class MpsWatch:
     """Stores the daemons' last answers. Call it on the event loop's thread; blocking calls run on other threads."""
 
     def __init__(self) -> None:
-        self._looking: SlowCall[_Reading] = SlowCall("mps-readiness")
-        self._foreign: dict[str, _Foreign] = {}
-        self._logged_doubts: dict[str, str] = {}
-        self.counts: dict[str, Counts] = {}
+        self._reading: SlowCall[_Reading] = SlowCall("mps-readiness")
+        self._others: dict[str, _Other] = {}
+        self.counts: Mapping[str, Counts] = {}
         """The newest counts of gpu-plugin mps, by resource."""
 
     async def look(self, settings: Settings, shared: Sequence[MpsShared]) -> dict[str, str]:
         """Return for each resource, by name, why its MPS daemon is down; empty if it is up."""
         try:
-            root, seen, counts = await self._looking.fresh(partial(_read_state, settings.mps_root, shared), PATIENCE)
+            read = await self._reading.fresh(partial(_read_state, settings.mps_root, shared), PATIENCE)
         except NoAnswerError:
             return {r.name: f"{_STATE} cannot be read in time; does the disk of --mps-root hang?" for r in shared}
         except OSError as error:
             return {r.name: f"{_STATE} cannot be read: {error.strerror}; is --mps-root right?" for r in shared}
-        self.counts = counts or self.counts
-        found = {name: why for name, (why, _) in seen.items()}
-        others = {r.name: (r, signs) for r in shared if (signs := seen[r.name][1]) is not None}
-        self._foreign = {name: self._foreign.get(name, _Foreign()) for name in others}
+        self.counts = read.counts or self.counts
+        self._others = {name: self._others.get(name, _Other()) for name in read.others}
         now = anyio.current_time()
-        for resource, signs in others.values():
-            self._ask(self._foreign[resource.name], settings, root, resource, signs, now)
-        until = now + AT_ONCE
-        for kept in self._foreign.values():
-            await kept.question.wait(max(0.0, until - anyio.current_time()))
-        for name, (resource, signs) in others.items():
-            answer = self._last_answer(self._foreign[name])
-            found[name] = foreign.why_down(signs, answer)
-            self._warn(
-                name, "" if answer is None or found[name] else foreign.doubt(answer, resource.replicas, resource.limits)
-            )
-        return found
-
-    def _ask(
-        self, kept: _Foreign, settings: Settings, root: str, resource: MpsShared, signs: Signs, now: float
-    ) -> None:
-        answer = self._last_answer(kept)
-        if (began := kept.question.started) is not None:
-            if now - began > 2 * ANSWER:
-                kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; no query is possible")
-        elif foreign.settled(signs, time.time()) and foreign.due(signs, answer, now):
-            roots = (settings.driver_root_ctr_path, settings.driver_root)
-            pipe = pipe_directory(root, resource.name)
-            kept.question.begin(partial(_answer, roots, pipe, signs, now))
-
-    @staticmethod
-    def _last_answer(kept: _Foreign) -> Answer | None:
-        """Store the answer of a finished query, and return the answer to use."""
-        if kept.question.back:
-            kept.answer = foreign.answer_to_use(kept.question.take().done.result(), kept.answer)
-        return kept.answer
-
-    def _warn(self, name: str, doubt: str) -> None:
-        """Log once that a daemon counts as up although its limits differ from the configuration or are unknown."""
-        if doubt and self._logged_doubts.get(name) != doubt:
-            log.warning("%s: %s", name, doubt)
-        self._logged_doubts[name] = doubt
+        for name, other in self._others.items():
+            other.ask(settings, pipe_directory(read.root, name), read.others[name], now)
+        for other in self._others.values():
+            await other.query.wait(max(0.0, now + AT_ONCE - anyio.current_time()))
+        of_others = {
+            r.name: self._others[r.name].why_down(r, read.others[r.name]) for r in shared if r.name in self._others
+        }
+        return {**read.down, **of_others}
 
 
 def _read_state(configured: str, shared: Sequence[MpsShared]) -> _Reading:
-    """Read the state of these resources' daemons. Blocks. If gpu-plugin mps runs, daemons of other programs do not count.
+    """Read the state of these resources' daemons. If gpu-plugin mps runs, daemons of other programs do not count. Blocks.
 
     Raises OSError if the root cannot be read.
     """
     root = directories.root_here(configured)
-    ours = {r.name: readiness.ready(root, r.name, gpus=r.gpus, replicas=r.replicas) for r in shared}
-    supervised = readiness.supervised(root)
-    found = {name: (why, signs_of(str(root), name) if why and not supervised else None) for name, why in ours.items()}
-    return str(root), found, readiness.read_counts(root)
+    states = readiness.read(root)
+    down = {r.name: readiness.why_down(root, states, r.name, r.gpus, r.replicas) for r in shared}
+    if states is not None:
+        return _Reading(str(root), down, {}, {name: state.counts for name, state in states.items()})
+    others = {r.name: signs for r in shared if (signs := signs_of(str(root), r.name)) is not None}
+    return _Reading(str(root), down, others, {})
 
 
 def signs_of(root: str, resource: str) -> Signs | None:
     """Read the signs of a daemon that serves a resource; None if there never was such a daemon. Blocks."""
     pipe = Path(pipe_directory(root, resource))
-    control = _identity(pipe / CONTROL, stat.S_ISSOCK)
+    control = _identity(pipe / CONTROL, stat.S_IFSOCK)
     if not control:
         return None
-    return Signs(
-        control,
-        _identity(Path(resource_directory(root, resource), STARTED), stat.S_ISREG),
-        bool(lock_holder(pipe)),
-    )
+    started = _identity(Path(resource_directory(root, resource), STARTED), stat.S_IFREG)
+    # If the file .started is older than the socket, it is from an earlier daemon.
+    return Signs(control, bool(started) and started[2] >= control[2], bool(lock_holder(pipe)))
 
 
-def _identity(path: Path, kind: Callable[[int], bool]) -> Identity:
+def _identity(path: Path, kind: int) -> Identity:
     try:
         status = path.lstat()
     except OSError:
         return ()
-    return (status.st_dev, status.st_ino, status.st_mtime_ns) if kind(status.st_mode) else ()
+    return (status.st_dev, status.st_ino, status.st_mtime_ns) if stat.S_IFMT(status.st_mode) == kind else ()
 
 
 def _answer(roots: Sequence[str], pipe: str, signs: Signs, now: float) -> Answer:

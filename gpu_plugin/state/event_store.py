@@ -158,8 +158,7 @@ class EventStore:
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
         """Wait until all present events are written, for at most `seconds`, or until a write fails. Return True if they are."""
         added = self._added
-        if self._written < added and self._running:
-            self.news.ring()
+        if self._running:
             with anyio.move_on_after(seconds):
                 while self._attempted < added:
                     await self._attempt_ended.wait()
@@ -172,7 +171,7 @@ class EventStore:
             while True:
                 if self._written >= self._added:
                     await self.news.wait()
-                elif not await self._write(PATIENCE):
+                elif not await self._write(PATIENCE) and self._attempted == self._added:
                     await self.news.wait(RETRY)
         finally:
             self._running = False

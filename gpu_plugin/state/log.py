@@ -11,7 +11,8 @@ the newest events all count. The log has these properties:
   that loses nothing: the former file is unchanged, and a reader combines the records of both files by number.
 - On a full disk, both files have allocated space for the records in force and for more records about health. If they cannot grow,
   the oldest events are left out, and records of GPUs and devices that would take the space of health are refused.
-- Each record has a CRC. Lines that were damaged, or whose write was interrupted, are left out. `load` logs their number.
+- Each record has a CRC. Lines that were damaged, or whose write was interrupted, are left out. `load` logs their number. It
+  keeps a file with more than 1 MiB of them aside, and begins a new file.
 - Each file has space for the records in force and at most 1 MiB more. The events in force take at most `EVENT_BYTES`.
 - If a file was removed, renamed, replaced or truncated, the next write creates or repairs it from the records in memory.
 - Only one process may write, the owner of the state directory's lock. `release` ends the writes before a handover, and `load`
@@ -49,7 +50,10 @@ RESERVED = 64 * 1024  # bytes that are allocated for each file at the start; eig
 SPARE = 16 * 1024  # bytes of each file that only records of health may use
 MAX_GROWTH = 1024 * 1024  # limit in bytes for the space beyond the records in force
 
-_LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]{1,30}) ([a-z]+) .*)", re.DOTALL)  # CRC-32 of the rest, number, kind, JSON
+# CRC-32 of the rest, number, kind, JSON
+_LINE = re.compile(rb"\n([0-9a-f]{8}) (([0-9]{1,30}) ([a-z]+) [^\n\0]*)(?=[\n\0]|\Z)")
+_PART = 1024 * 1024  # bytes that are searched for lines at a time
+_SHAPE = bytes(10 if byte == 10 else 120 for byte in range(256))  # shows line feeds as they are, and other bytes as x
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -79,6 +83,7 @@ class Content(msgspec.Struct, frozen=True):
         unreadable: the number of lines that are left out.
         numbers: the numbers of the records in each file.
         ends: the end of each file's bytes that are not zero.
+        garbage: the number of these bytes that are not in records.
         errors: files that cannot be read, by name.
     """
 
@@ -87,6 +92,7 @@ class Content(msgspec.Struct, frozen=True):
     unreadable: int
     numbers: tuple[frozenset[int], ...]
     ends: tuple[int, ...]
+    garbage: tuple[int, ...]
     errors: Mapping[str, OSError]
 
 
@@ -94,7 +100,7 @@ def read_log(state_dir: Path) -> Content:
     """Return the content of both files; a missing file is empty. Changes nothing. Blocks as long as the disk does."""
     found: dict[int, Record] = {}
     errors: dict[str, OSError] = {}
-    numbers, ends, unreadable = [], [], 0
+    numbers, ends, garbage, unreadable = [], [], [], 0
     for name in FILES:
         written = b""
         try:
@@ -107,11 +113,12 @@ def read_log(state_dir: Path) -> Content:
         found.update((record.number, record) for record in records)
         numbers.append(frozenset(record.number for record in records))
         ends.append(len(written))
+        garbage.append(len(written) - _size(records))
         unreadable += strange
     ordered = [found[number] for number in sorted(found)]
     latest = {record.kind: record for record in ordered if record.kind != EVENT}
     events = [record for record in ordered if record.kind == EVENT]
-    return Content(latest, tuple(events[-KEPT:]), unreadable, tuple(numbers), tuple(ends), errors)
+    return Content(latest, tuple(events[-KEPT:]), unreadable, tuple(numbers), tuple(ends), tuple(garbage), errors)
 
 
 def lost_lines(count: int) -> str:
@@ -121,15 +128,18 @@ def lost_lines(count: int) -> str:
 
 def _parsed(written: bytes) -> tuple[list[Record], int]:
     """Return the records of a file, and the number of lines that are not records."""
-    records, strange = [], 0
-    for piece in written.split(b"\n"):
-        line = piece.strip(b"\0")
-        form = _LINE.fullmatch(line)
-        if form is not None and zlib.crc32(form[2]) == int(form[1], 16):
-            records.append(Record(int(form[3]), form[4].decode(), b"\n%b\n" % line))
-        elif line:
-            strange += 1
-    return records, strange
+    records = [
+        Record(int(form[3]), form[4].decode(), b"%b\n" % form[0])
+        for form in _LINE.finditer(written)
+        if zlib.crc32(form[2]) == int(form[1], 16)
+    ]
+    # In parts and without an object for each line: a damaged file may have 60 MiB and millions of lines.
+    lines, last = 0, b"\n"
+    for start in range(0, len(written), _PART):
+        shape = last + written[start : start + _PART].translate(_SHAPE, b"\0")
+        lines += shape.count(b"\nx")
+        last = shape[-1:]
+    return records, lines - len(records)
 
 
 class StateLog:
@@ -181,13 +191,18 @@ class StateLog:
                 file.end = file.used = end
             in_force = {record.number for record in (*self._latest.values(), *self._events)}
             self._active = 1 if len(in_force & content.numbers[1]) > len(in_force & content.numbers[0]) else 0
-            self._room = max(RESERVED, *(_pages(end) for end in content.ends))
+            spoiled = [place for place, size in enumerate(content.garbage) if size > MAX_GROWTH]
+            self._room = max(
+                [RESERVED, *(_pages(end) for place, end in enumerate(content.ends) if place not in spoiled)]
+            )
             self._allocated = self._lost = self._released = False
             self._reserve()
             for record in content.latest.values():
                 if record.number not in content.numbers[self._active]:  # the active file was damaged
                     with suppress(OSError):
                         self._place(record)
+            for place in spoiled:
+                self._replace(place, content.garbage[place])
         return content
 
     def latest(self, kind: str) -> bytes | None:
@@ -328,6 +343,18 @@ class StateLog:
         if self._lost:
             self._write_all(self._active)
             self._lost = False
+
+    def _replace(self, place: int, garbage: int) -> None:
+        """Keep aside a file with many bytes that are not records, and begin a new one. Its records are in force."""
+        path = self._files[place].path
+        try:
+            if place == self._active:
+                self._move()
+            kept = keep_aside(path)
+            self._open_all()
+        except OSError as error:
+            kept = f" (and the file cannot be replaced: {error.strerror or error})"
+        log.error("%s has %d bytes that are not records and are left out%s", path, garbage, kept)
 
     def _append(self, record: Record) -> None:
         """Put a record in force and write it to a file. If that raises OSError, the former record stays in force."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.mps.control_daemon import MARK
-from gpu_plugin.mps.readiness import ready
+from gpu_plugin.mps.readiness import read, why_down
 from gpu_plugin.simulation.saved import COMPUTE_MODES_FILE
 from tests.node.daemon import GPU, DaemonProcess
 from tests.node.forked import fork
@@ -36,7 +36,7 @@ class MpsProcess(DaemonProcess):
             self.process = fork([*command, *flags], {**os.environ, **(environ or {})}, log, log)
 
     def why(self, **expected):
-        return ready(self.root, GPU, **expected)
+        return why_down(self.root, read(self.root), GPU, **expected)
 
     async def until(self, condition, seconds=PATIENCE):
         with anyio.move_on_after(seconds):

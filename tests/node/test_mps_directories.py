@@ -131,18 +131,6 @@ async def test_a_start_that_was_killed_at_any_point_does_not_prevent_the_next(mp
         shutil.rmtree(mps.root)
 
 
-async def test_a_reason_is_written_to_no_other_file(mps, pipe, short_path):
-    victim = short_path / "victim"
-    victim.write_bytes(SECRET)
-    pipe.parent.chmod(0o777)
-    os.chown(pipe.parent, 1000, 1000)
-    (pipe.parent / ".down").symlink_to(victim)
-    mps.run()
-    await mps.until(lambda: "is not safe for MPS daemons" in mps.why())
-    await mps.stop()
-    assert victim.read_bytes() == SECRET
-
-
 async def test_the_mode_of_a_directory_that_a_link_leads_to_stays(mps, short_path):
     private = short_path / "private"
     private.mkdir(mode=0o700)

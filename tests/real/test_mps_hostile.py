@@ -14,7 +14,7 @@ from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.containers.edits import Access, Mount, MpsDirectories, container_edits
 from gpu_plugin.devices.device import whole_gpu
 from gpu_plugin.mps.control_program import PROGRAM
-from gpu_plugin.mps.readiness import Counts, read_counts
+from gpu_plugin.mps.readiness import Counts
 from tests.needed import cannot
 from tests.node.daemon import GPU, DaemonProcess, healthy
 from tests.node.mps_process import PATIENCE, SHARED, MpsProcess
@@ -189,7 +189,7 @@ def mounts(node) -> list[Mount]:
 
 
 def _counted_since(node: Mps, before: Counts) -> bool:
-    return read_counts(node.root).get(GPU, before) != before
+    return node.state_of().counts != before
 
 
 async def threads_of(container: Container) -> str:
@@ -213,8 +213,8 @@ async def test_a_silent_client_takes_no_work_from_others(node, containers, uid):
         silent = container.start("silent", "control" if uid else "control_privileged")
         assert silent.stdout.readline().strip() == "connected"
         await until(lambda: "its process is alive and is not ended" in node.why())
-        failed = read_counts(node.root)[GPU].probes_failed
-        await until(lambda: read_counts(node.root)[GPU].probes_failed > failed + QUICK.misses)
+        failed = node.state_of().counts.probes_failed
+        await until(lambda: node.state_of().counts.probes_failed > failed + QUICK.misses)
         assert marked(node.root) == [daemon]
         silent.communicate()
         await until(node.is_ready)
@@ -228,7 +228,7 @@ async def test_limits_that_a_container_lifts_are_restored(node, containers, capl
         await until(node.is_ready)
         container = containers(uid, mounts(node), f"/mps/{GPU}/pipe")
         for change in ("set_default_active_thread_percentage 100", "set_default_device_pinned_mem_limit 1 0M"):
-            before = read_counts(node.root)[GPU]
+            before = node.state_of().counts
             with anyio.fail_after(PATIENCE):  # the daemon refuses a change during a probe, so the client sends it again
                 while not _counted_since(node, before):
                     await anyio.to_thread.run_sync(container.do, "ask", change)
@@ -249,7 +249,7 @@ async def test_a_client_that_fills_the_log_stops_no_daemon(node, containers, uid
         (daemon,) = marked(node.root)
         container = containers(uid, mounts(node), f"/mps/{GPU}/pipe")
         for _ in range(2):
-            before = read_counts(node.root)[GPU]
+            before = node.state_of().counts
             assert await anyio.to_thread.run_sync(container.do, "fill_fifo") == "full"
             await until(partial(_counted_since, node, before))
         await until(node.is_ready)

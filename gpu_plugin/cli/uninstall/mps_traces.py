@@ -11,7 +11,7 @@ from gpu_plugin.mps import compute_modes, readiness
 from gpu_plugin.runtime.peer import listening
 
 # The names that supervisors write in a resource's directory. NVIDIA's supervisor writes STARTED.
-_PARTS = {PIPE, LOG, readiness.READY, readiness.DOWN, STARTED}
+_PARTS = {PIPE, LOG, STARTED}
 
 _MNT_DETACH = 2  # umount2(2), sys/mount.h
 
@@ -37,7 +37,7 @@ def remove_mps_traces(root: Path) -> Removal:
         else:
             done.attempt(directory, shutil.rmtree)
             done.attempt(directory.parent, _remove_domain)
-    for name in (readiness.SUPERVISOR, compute_modes.FILE):
+    for name in (readiness.FILE, compute_modes.FILE):
         done.attempt(root / name, Path.unlink)
     shm = Path(shm_directory(str(root)))
     if trouble := _unmount(shm):

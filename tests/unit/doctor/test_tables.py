@@ -17,8 +17,8 @@ from gpu_plugin.doctor.finding import Unknown, failed
 from gpu_plugin.doctor.pod_resources import PodResources
 from gpu_plugin.health.explain import Explanation, Remedy
 from gpu_plugin.health.observation import Fabric
+from gpu_plugin.mps import readiness
 from gpu_plugin.mps.foreign import Answer, Signs, why_down
-from gpu_plugin.mps.readiness import ready
 from gpu_plugin.nvml.platforms.choice import Platform
 from gpu_plugin.status import model
 from tests.unit.doctor.made_up import (
@@ -242,7 +242,7 @@ TABLE: list[Row] = [
     *(
         ("daemon", withheld(why), WARNING, ("MPS daemon is down", remedy))
         for why, remedy in (
-            (ready(Path("/nowhere"), "r"), "mps.enabled"),
+            (readiness.why_down(Path("/nowhere"), None, "r"), "mps.enabled"),
             (why_down(Signs((1,)), Answer(Signs((1,)), 0.0, trouble="silent")), "Restart the program"),
         )
     ),

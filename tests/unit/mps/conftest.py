@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,7 +15,7 @@ from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.control_daemon import MARK
 from gpu_plugin.mps.limits import GET_THREADS
 from gpu_plugin.mps.plan import MpsResource
-from gpu_plugin.mps.readiness import ready
+from gpu_plugin.mps.readiness import State, read, why_down
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
 from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.traits import probe_gpu
@@ -41,7 +42,7 @@ async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> N
 
 
 def marked(root: Path) -> list[int]:
-    """Processes of daemons under this root, by their environment; zombies have none."""
+    """Processes of daemons under this root, by their environment; a zombie has no environment."""
     value = f"{MARK}={root.stat().st_dev}:{root.stat().st_ino}:".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -51,6 +52,11 @@ def marked(root: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def ready(root: Path, name: str = GPU, **expected: Any) -> str:
+    """Why a resource's daemon cannot be used; empty if it can."""
+    return why_down(root, read(root), name, **expected)
 
 
 class Mps:
@@ -81,6 +87,12 @@ class Mps:
 
     def why(self, name: str = GPU) -> str:
         return ready(self.root, name)
+
+    def state_of(self, name: str = GPU) -> State:
+        """The state of a resource's daemon, as the running supervisor wrote it."""
+        states = read(self.root)
+        assert states is not None
+        return states[name]
 
     def is_ready(self, name: str = GPU) -> bool:
         return not self.why(name)
@@ -116,7 +128,7 @@ class Mps:
         )
 
     def asked(self, name: str = GPU) -> int:
-        """How often the daemon of a resource was asked for its threads' percentage."""
+        """The number of queries for the threads' percentage that a daemon got."""
         return (self.root / name / "log" / mps_control.LOG).read_text().count(GET_THREADS)
 
     @asynccontextmanager
@@ -131,8 +143,7 @@ class Mps:
             finally:
                 tasks.cancel_scope.cancel()
         assert marked(self.root) == []
-        assert not list(self.root.rglob(".ready"))
-        assert not list(self.root.rglob(".down"))
+        assert read(self.root) is None
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@ import signal
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 
 from gpu_plugin.mps import tether
@@ -52,6 +54,17 @@ async def test_a_daemon_that_talks_without_end_and_takes_no_notice_is_killed(scr
     await control.start()
     await control.end(0.2)
     assert await control.exited() == f"{PROGRAM} was killed by SIGKILL: chatter"
+
+
+async def test_a_cancelled_command_leaves_no_client_that_occupies_the_daemon(script, mps):
+    control = script('echo $$ > "$0.pid"; exec sleep 600')
+    written = mps.root / f"{PROGRAM}.pid"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(control.ask, "a command", patience=600))
+        await until(lambda: written.exists() and written.read_text())
+        tasks.cancel_scope.cancel()
+    client = Path("/proc", written.read_text().strip())
+    await until(lambda: not client.exists(), 10)
 
 
 async def test_the_daemon_dies_with_its_parent(tmp_path):

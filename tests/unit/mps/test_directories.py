@@ -57,8 +57,11 @@ def test_a_file_in_the_way_is_told(tmp_path):
         made(tmp_path)
 
 
-@pytest.mark.parametrize(("refusal", "fault"), [(None, ""), ("ENOTSUP", ""), ("EINVAL", ""), ("EPERM", "SELinux")])
-def test_the_pipe_directory_is_labelled_where_selinux_is_on(tmp_path, monkeypatch, refusal, fault):
+@pytest.mark.parametrize(
+    ("on", "refusal", "fault"),
+    [(True, None, ""), (True, "ENOTSUP", ""), (True, "EINVAL", ""), (True, "EPERM", "SELinux"), (False, None, "")],
+)
+def test_the_pipe_directory_is_labelled_where_selinux_is_on(tmp_path, monkeypatch, on, refusal, fault):
     labels = []
 
     def setxattr(*label):
@@ -67,17 +70,11 @@ def test_the_pipe_directory_is_labelled_where_selinux_is_on(tmp_path, monkeypatc
             raise OSError(getattr(errno, refusal), refusal)
 
     monkeypatch.setattr(os, "setxattr", setxattr)
-    monkeypatch.setattr(directories, "_SELINUX_FILESYSTEM", tmp_path)
+    monkeypatch.setattr(directories, "_SELINUX_FILESYSTEM", tmp_path if on else tmp_path / "absent")
     with pytest.raises(MpsError, match=fault) if fault else nullcontext():
         made(tmp_path / "mps")
     pipe = tmp_path / "mps/nvidia.com/gpu/pipe"
-    assert labels == [(pipe, "security.selinux", b"system_u:object_r:container_file_t:s0\0")]
-
-
-def test_no_label_where_there_is_no_selinux(tmp_path, monkeypatch):
-    monkeypatch.setattr(directories, "_SELINUX_FILESYSTEM", tmp_path / "absent")
-    monkeypatch.setattr(os, "setxattr", lambda *_: pytest.fail("labelled"))
-    made(tmp_path / "mps")
+    assert labels == [(pipe, "security.selinux", b"system_u:object_r:container_file_t:s0\0")] * on
 
 
 def test_a_log_that_has_grown_too_long_is_emptied_and_others_stay(tmp_path, monkeypatch):
@@ -89,10 +86,6 @@ def test_a_log_that_has_grown_too_long_is_emptied_and_others_stay(tmp_path, monk
     directories.trim_logs(tmp_path)
     sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir() if file.exists()}
     assert sizes == {"control.log": 0, "server.log": 1000, "other": 100_000}
-
-
-def test_half_of_memory_in_bytes():
-    assert directories.half_of_memory() == int(Path("/proc/meminfo").read_text().split()[1]) * 512
 
 
 def test_shared_memory_is_mounted_once(tmp_path):

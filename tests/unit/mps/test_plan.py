@@ -75,29 +75,35 @@ def test_what_is_not_shared_by_mps_needs_no_daemon():
     assert mps_resources([resource(retired)], node) == ()
 
 
-def test_mig_devices_are_refused_before_any_daemon():
-    sliced = gpu(0, mig_enabled=True)
-    mig = mig_device(sliced, MigDevice("MIG-1", 0, 1, 0, "1g.10gb"))
-    node = Node((sliced, gpu(1)))
-    found = mps_resources([resource([*shared(whole_gpu(node.gpus[1])), *shared(mig)])], node)
-    assert "MIG-1 is a MIG device" in refused(found[0])
-    found = mps_resources([resource(shared(whole_gpu(sliced)))], node)
-    assert "GPU GPU-0 is in MIG mode" in refused(found[0])
+SLICED = gpu(0, mig_enabled=True)
+PAIR = Node((gpu(0), gpu(1)))
 
 
-def test_devices_that_nvml_does_not_describe_are_refused():
-    found = mps_resources([resource(shared(Device("all", "all", "all", "0")))], Node())
-    assert "all is not a GPU that NVML describes" in refused(found[0])
-
-
-def test_one_daemon_has_the_same_replicas_and_limits_for_all_its_gpus():
-    node = Node((gpu(0), gpu(1)))
-    found = mps_resources([resource([*shared(whole_gpu(node.gpus[0]), 2), *shared(whole_gpu(node.gpus[1]), 4)])], node)
-    assert "different replicas or limits" in refused(found[0])
-
-
-def test_one_daemon_does_not_mix_gpus_from_before_volta_with_later_ones():
-    assert "older than Volta" in refused(MpsResource(NAME, (gpu(0, PASCAL), gpu(1, VOLTA)), 2))
+@pytest.mark.parametrize(
+    ("node", "devices", "why"),
+    [
+        (
+            Node((SLICED, gpu(1))),
+            [*shared(whole_gpu(gpu(1))), *shared(mig_device(SLICED, MigDevice("MIG-1", 0, 1, 0, "1g.10gb")))],
+            "MIG-1 is a MIG device",
+        ),
+        (Node((SLICED,)), shared(whole_gpu(SLICED)), "GPU GPU-0 is in MIG mode"),
+        (Node(), shared(Device("all", "all", "all", "0")), "all is not a GPU that NVML describes"),
+        (
+            PAIR,
+            [*shared(whole_gpu(PAIR.gpus[0]), 2), *shared(whole_gpu(PAIR.gpus[1]), 4)],
+            "different replicas or limits",
+        ),
+        (
+            Node((gpu(0, PASCAL), gpu(1, VOLTA))),
+            [*shared(whole_gpu(gpu(0, PASCAL))), *shared(whole_gpu(gpu(1, VOLTA)))],
+            "older than Volta",
+        ),
+    ],
+)
+def test_devices_that_no_daemon_can_serve_are_refused(node, devices, why):
+    (found,) = mps_resources([resource(devices)], node)
+    assert why in refused(found)
 
 
 def test_a_gpu_has_one_daemon():

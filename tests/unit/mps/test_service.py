@@ -9,7 +9,6 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.daemon import mps_service
@@ -18,19 +17,18 @@ from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.mps_service import UNCHANGEABLE, MpsService
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.mps import directories
-from gpu_plugin.mps.readiness import ready
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
 
-from .conftest import GPU, QUICK, marked, until
+from .conftest import GPU, QUICK, marked, ready, until
 
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Looks for GPUs again soon."""
+    """Search for GPUs again soon."""
     monkeypatch.setattr(mps_service, "FIRST_RETRY", 0.02)
     monkeypatch.setattr(mps_service, "LONGEST_RETRY", 0.05)
     monkeypatch.setattr(mps_service, "PROBE_PATIENCE", 0.3)
@@ -46,7 +44,7 @@ def by_mps(replicas, name=GPU):
 
 
 class Running:
-    """A service in this process; `settings` are what it reads at SIGHUP."""
+    """A service in this process. At SIGHUP it reads `settings`."""
 
     def __init__(self, mps, settings):
         self.settings = settings
@@ -75,7 +73,7 @@ class Running:
 
 @asynccontextmanager
 async def serving(mps, settings):
-    """A service that is told to stop at the end, and then has left nothing."""
+    """Run a service, stop it at the end, and check that it leaves nothing."""
     running = Running(mps, settings)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(running.run)
@@ -90,7 +88,7 @@ async def serving(mps, settings):
 
 
 async def test_no_driver_ends_it_where_the_operator_wants_that(mps, settings, caplog):
-    caplog.set_level(logging.INFO)  # "stopped" comes last, whatever an earlier test had set
+    caplog.set_level(logging.INFO)  # an earlier test may have set another level
     mps.node.refuse("open", Return.DRIVER_NOT_LOADED)
     running = Running(mps, settings)
     await running.run()
@@ -246,23 +244,6 @@ async def test_daemons_leave_a_root_that_is_not_wanted_any_more(mps, settings, r
         await until(mps.is_ready)
         if elsewhere is not None:
             assert marked(elsewhere) == []
-
-
-async def test_a_configuration_that_cannot_be_read_changes_nothing_and_the_next_one_counts(mps, settings, caplog):
-    caplog.set_level(logging.INFO)
-    async with serving(mps, settings) as running:
-        await until(mps.is_ready)
-        processes = marked(mps.root)
-        running.reload(ConfigError("no such file"))
-        await until(lambda: "configuration: nothing is changed: no such file" in caplog.text)
-        running.reload(ZeroDivisionError("odd"))
-        await until(lambda: "configuration: nothing is changed: odd" in caplog.text)
-        running.reload(replace(settings, log_level="debug"))
-        await until(lambda: "configuration: applied" in caplog.text)
-        assert marked(mps.root) == processes
-        running.reload(replace(settings, sharing=(by_mps(3),)))
-        await until(lambda: "Cmd:set_default_active_thread_percentage 33" in mps.told())
-        await until(mps.is_ready)
 
 
 async def test_the_driver_is_not_closed_under_a_compute_mode_call_that_hangs(mps, settings, hasty, monkeypatch):

@@ -10,7 +10,6 @@ import threading
 
 import anyio
 import anyio.lowlevel
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -22,18 +21,18 @@ from gpu_plugin.mps.compute_modes import FILE
 from gpu_plugin.mps.control_daemon import MARK, ControlDaemon, mark
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.pipe import prepare
-from gpu_plugin.mps.readiness import READY, Mark, lock, read_counts, ready
+from gpu_plugin.mps.readiness import StateFile
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.state.directory import StateDirectory
 
-from .conftest import GPU, OTHER, PATIENCE, QUICK, marked, until
+from .conftest import GPU, OTHER, PATIENCE, QUICK, marked, ready, until
 
 DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
 
 
 def pid(mps, name=GPU):
     """The process id of a resource's daemon, which is up."""
-    return msgspec.json.decode((mps.root / name / READY).read_bytes(), type=Mark).pid
+    return mps.state_of(name).pid
 
 
 def orphan(value):
@@ -90,8 +89,11 @@ async def test_a_daemon_that_is_killed_is_noticed_at_once(mps):
         await until(lambda: "was killed by SIGKILL" in mps.why())
 
 
-async def test_a_daemon_that_fails_again_and_again_is_started_ever_more_slowly_and_no_later_than_is_said(
-    mps, caplog, monkeypatch
+@pytest.mark.parametrize(
+    ("stable", "expected"), [(60.0, [0.01, 0.02, 0.04, 0.04, 0.04]), (0.0, [0.01, 0.01, 0.01, 0.01, 0.01])]
+)
+async def test_the_pauses_grow_unless_the_daemon_ran_for_long_and_are_as_long_as_is_said(
+    mps, caplog, monkeypatch, stable, expected
 ):
     slept, sleep = [], anyio.sleep
 
@@ -101,21 +103,13 @@ async def test_a_daemon_that_fails_again_and_again_is_started_ever_more_slowly_a
 
     monkeypatch.setattr(anyio, "sleep", noted)
     mps.fault("crash")
-    tempo = replace(QUICK, first_pause=0.01, longest_pause=0.04)
+    tempo = replace(QUICK, first_pause=0.01, longest_pause=0.04, stable=stable)
     async with mps.supervised(mps.resource(0), tempo=tempo):
         await until(lambda: sum("starting it again" in record.message for record in caplog.records) >= 5)
     pauses = [record.args[2] for record in caplog.records if "starting it again" in record.msg]
-    for pause, most in zip(pauses, [0.01, 0.02, 0.04, 0.04, 0.04], strict=False):
+    for pause, most in zip(pauses, expected, strict=False):
         assert 0.9 * most <= pause <= most
     assert set(pauses[:4]) <= set(slept)
-
-
-async def test_a_daemon_that_ran_for_long_begins_with_the_first_pause_again(mps, caplog):
-    mps.fault("crash")
-    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, stable=0.0)):
-        await until(lambda: sum("starting it again" in record.message for record in caplog.records) >= 3)
-    pauses = [record.args[2] for record in caplog.records if "starting it again" in record.msg]
-    assert max(pauses) <= QUICK.first_pause
 
 
 async def test_a_client_that_sends_nothing_costs_no_daemon_and_no_device_once_it_is_gone(mps, caplog):
@@ -127,26 +121,14 @@ async def test_a_client_that_sends_nothing_costs_no_daemon_and_no_device_once_it
             await until(lambda: "has not answered" in mps.why())
             assert "its process is alive and is not ended" in mps.why()
             assert marked(mps.root) == [kept]
-            failed = read_counts(mps.root)[GPU].probes_failed
+            failed = mps.state_of().counts.probes_failed
             assert failed >= QUICK.misses
-            await until(lambda: read_counts(mps.root)[GPU].probes_failed > failed + QUICK.misses)
+            await until(lambda: mps.state_of().counts.probes_failed > failed + QUICK.misses)
             assert marked(mps.root) == [kept]
         await until(mps.is_ready)
         assert pid(mps) == kept
     assert any("probing again" in record.message for record in caplog.records)
     assert sum("its MPS daemon is down" in record.message for record in caplog.records) == 1
-
-
-async def test_a_client_that_sends_nothing_from_the_start_on_costs_no_daemon(mps):
-    control = mps.root / GPU / "pipe/control"
-    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, answer=0.3, probe=0.5)):
-        with socket.socket(socket.AF_UNIX) as silent:
-            while silent.connect_ex(str(control)):
-                await anyio.sleep(0.001)
-            await until(lambda: "has not answered" in mps.why())
-            (kept,) = marked(mps.root)
-        await until(mps.is_ready)
-        assert pid(mps) == kept
 
 
 async def test_limits_that_a_client_changed_are_restored_logged_and_counted(mps, caplog):
@@ -164,7 +146,7 @@ async def test_limits_that_a_client_changed_are_restored_logged_and_counted(mps,
             before = restored
             while restored == before:
                 await anyio.sleep(0.01)
-                restored = read_counts(mps.root)[GPU].limits_restored
+                restored = mps.state_of().counts.limits_restored
         assert pid(mps) == kept
         assert mps.is_ready()
     lines = [record for record in caplog.records if "a client has changed the limits" in record.message]
@@ -194,7 +176,7 @@ async def test_misses_that_are_not_in_a_row_do_not_end_a_daemon(mps, monkeypatch
 async def test_a_daemon_that_hangs_is_down_and_lives_until_the_end(mps):
     mps.fault("hang")
     async with mps.supervised(mps.resource(0), tempo=replace(QUICK, start=0.5, answer=0.2, quit=0.2)):
-        await until(lambda: "has not answered" in mps.why())
+        await until(lambda: "its process is alive and is not ended" in mps.why())
         assert len(marked(mps.root)) == 1
 
 
@@ -262,7 +244,7 @@ async def test_one_resources_trouble_is_its_own(mps):
         assert mps.is_ready(OTHER)
         assert pid(mps, OTHER) == kept
         assert mps.told(OTHER).count("Cmd:set_default_active_thread_percentage 50") == 1
-        assert "a/hung" not in [str(path.parent.name) for path in mps.root.rglob(READY)]
+        assert mps.why("a/hung")
     mps.node.heal(1)
 
 
@@ -365,12 +347,12 @@ async def test_what_a_killed_supervisor_left_is_killed_wanted_or_not(mps):
 
 async def test_a_second_supervisor_waits_for_the_first_to_end(mps, caplog):
     mps.root.mkdir(parents=True)
-    held = lock(mps.root / ".supervisor")
-    assert held is not None
+    other = StateFile(mps.root)
+    assert other.lock()
     async with mps.supervised(mps.resource(0)):
         await until(lambda: "held by another gpu-plugin mps" in caplog.text)
         assert marked(mps.root) == []
-        os.close(held)
+        other.unlock()
         await until(mps.is_ready)
 
 

@@ -16,7 +16,7 @@ from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.mps import directories, foreign, watch
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.limits import GET_THREADS
-from gpu_plugin.mps.readiness import lock
+from gpu_plugin.mps.readiness import StateFile
 from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.simulation import mps_control
 
@@ -28,7 +28,7 @@ SHARED = MpsShared(GPU, ("GPU-a",), 4)
 
 
 class Foreign:
-    """An MPS root as another program's daemon leaves it, and the driver root with the control program."""
+    """The MPS root of another program's daemon, and the driver root with the control program."""
 
     def __init__(self, directory: Path) -> None:
         self.root, self.driver = directory / "mps", directory / "driver"
@@ -163,13 +163,13 @@ async def test_without_a_control_program_the_kernels_word_counts_and_that_is_tol
 async def test_where_gpu_plugin_mps_runs_no_other_daemon_counts(other):
     await other.start()
     before = other.asked()
-    held = lock(other.root / ".supervisor")
-    assert held is not None
+    ours = StateFile(other.root)
+    assert ours.lock()
     try:
         assert "gpu-plugin mps runs no daemon for it" in await other.look()
         assert other.asked() == before
     finally:
-        os.close(held)
+        ours.unlock()
     await other.until("")
 
 

@@ -132,6 +132,37 @@ async def test_a_write_that_fails_is_tried_again_and_an_order_does_not_wait_for_
     assert texts(state) == ["one", "two"]
 
 
+async def test_an_order_waits_for_one_attempt_to_write_it_and_not_without_a_writer(state, monkeypatch):
+    made, add = store(state), StateLog.add_event
+    began, go = threading.Event(), threading.Event()
+
+    def fail(*_):
+        began.set()
+        go.wait(5)
+        return False
+
+    monkeypatch.setattr(event_store, "RETRY", 3600.0)
+    monkeypatch.setattr(StateLog, "add_event", fail)
+    made.add("order", "one")
+    with anyio.fail_after(10):
+        assert not await made.written(3600)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            while not began.is_set():
+                await anyio.sleep(0.001)
+            made.add("order", "two")  # the write of the first order is under way, and fails
+            assert not await made.written(0.01)
+            tasks.start_soon(anyio.to_thread.run_sync, go.set)
+            assert not await made.written(3600)
+            monkeypatch.setattr(StateLog, "add_event", add)
+            made.add("order", "three")
+            assert await made.written(3600)
+            tasks.cancel_scope.cancel()
+        made.add("order", "four")
+        assert not await made.written(3600)
+    assert texts(state) == ["one", "two", "three"]
+
+
 async def test_each_event_is_written_once_although_the_disk_hangs(state, monkeypatch, caplog):
     add, back, began = StateLog.add_event, threading.Event(), []
 

@@ -5,12 +5,24 @@ import json
 import os
 import shutil
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from gpu_plugin.state.directory import MAX_BYTES
-from gpu_plugin.state.log import DEVICES, EVENT_BYTES, FILES, GPUS, HEALTH, KEPT, RESERVED, StateLog, read_log
+from gpu_plugin.state.log import (
+    DEVICES,
+    EVENT_BYTES,
+    FILES,
+    GPUS,
+    HEALTH,
+    KEPT,
+    MAX_GROWTH,
+    RESERVED,
+    StateLog,
+    read_log,
+)
 
 
 @pytest.fixture
@@ -239,6 +251,55 @@ def test_a_line_that_is_no_record_is_left_out_and_logged(state, caplog, content)
     (state / FILES[0]).write_bytes(content)
     assert opened(state).latest(HEALTH) is None
     assert bool(caplog.records) is bool(content.strip(b"\n\0"))
+
+
+@pytest.mark.parametrize("content", [b"\xff\n", b"\n00000000 1 health x", b"\n", b"\0" * 99 + b"x"])
+@pytest.mark.parametrize("spoiled", [FILES[:1], FILES[1:], FILES])
+def test_files_with_much_garbage_are_replaced_and_keep_their_records(state, log, caplog, content, spoiled):
+    write_all(log)
+    log._move()
+    for name in spoiled:
+        with (state / name).open("ab") as file:
+            file.write(content * (2 * MAX_GROWTH // len(content)) + b"x")
+    again = opened(state)
+    for name in FILES:
+        assert caplog.text.count(f"{state / name} has ") == (name in spoiled)
+        assert (state / f"{name}.corrupt").exists() is (name in spoiled)
+        assert (state / name).stat().st_size < 2 * RESERVED
+    require_all(state)
+    assert again.add_event(5)
+    assert again.write(HEALTH, "next")
+    assert (latest(state), events(state)) == ("next", [*range(6)])
+
+
+def test_garbage_on_a_disk_that_refuses_writes_costs_no_record(state, log, monkeypatch, caplog):
+    write_all(log)
+    with (state / FILES[0]).open("ab") as file:
+        file.write(b"x" * (2 * MAX_GROWTH))
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", fail)
+        again = opened(state)
+        assert "bytes that are not records and are left out (and the file cannot be replaced" in caplog.text
+    require_all(state)
+    assert again.write(HEALTH, "next")
+    assert latest(state) == "next"
+
+
+def test_garbage_does_not_take_a_multiple_of_its_size_in_memory(state, log):
+    log.write(HEALTH, "cordon")
+    with (state / FILES[0]).open("ab") as file:
+        for _ in range(8):
+            file.write(b"\nx" * MAX_GROWTH)
+    tracemalloc.start()
+    try:
+        assert latest(state) == "cordon"
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES + 30 * MAX_GROWTH
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("damaged", FILES)

@@ -26,7 +26,7 @@ def root(tmp_path):
         (made / "nvidia.com" / "gpu" / name).mkdir(parents=True)
     (made / "nvidia.com" / "gpu" / "log" / "control.log").write_text("")
     (made / "shm").mkdir()
-    for name in (readiness.SUPERVISOR, ".compute-modes.json"):
+    for name in (readiness.FILE, ".compute-modes.json"):
         (made / name).write_text("{}")
     return made
 
@@ -57,10 +57,10 @@ def test_everything_goes(root):
 
 
 def test_a_running_supervisor_is_left_alone(root):
-    held = readiness.lock(root / readiness.SUPERVISOR)
-    assert held is not None
+    held = readiness.StateFile(root)
+    assert held.lock()
     done = remove_mps_traces(root)
-    os.close(held)
+    held.unlock()
     assert done.removed == []
     assert "gpu-plugin mps is running" in done.left[0]
 
@@ -122,4 +122,4 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(root, monkeypatch, cal
     assert done.left[0] == f"{root / stays}: {why.strerror}{' (log)' if why.filename else ''}"
     assert done.left[-1] == f"{root}: contains files that are not this plugin's: nvidia.com"
     assert (str(root / "nvidia.com" / "gpu") in done.removed) is (stays == "nvidia.com")
-    assert not (root / readiness.SUPERVISOR).exists()
+    assert not (root / readiness.FILE).exists()
