@@ -23,6 +23,10 @@ class Verdict(IntEnum):
     DEGRADED = 2  # An operator should look at it. Pods still get the GPU.
     FATAL = 3  # Not fit for use: Unhealthy to the kubelet
 
+    @classmethod
+    def _missing_(cls, _value: object) -> "Verdict":
+        return cls.FATAL  # stored by a later version
+
 
 class Proof(StrEnum):
     """The proof that closes a latch."""
@@ -36,6 +40,10 @@ class Proof(StrEnum):
     REBOOT = "reboot"  # The node was booted or the GPU enumerated again, and the GPU has answered without a fault since
     RMA = "rma"  # Replacement of the part, or an operator's override. It never closes by itself.
     OPERATOR = "operator"  # An order of the operator
+
+    @classmethod
+    def _missing_(cls, _value: object) -> "Proof":
+        return cls.RESET  # stored by a later version
 
 
 # Advice that leads to the proofs of these names
@@ -55,7 +63,7 @@ DRAWN = 2_000_000  # mJ per second (2 kW): more than any GPU draws
 SLACK_SECONDS = 5.0  # by which the driver's energy counter may lag behind the clock
 
 
-class Marks(msgspec.Struct, frozen=True):
+class Marks(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counters of a GPU that only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
 
     `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`. `taken` is
@@ -187,7 +195,7 @@ def _first(one: int | None, other: int | None) -> int | None:
 UNMARKED = Marks()  # The marks of a GPU that was never read
 
 
-class Recovery(msgspec.Struct, frozen=True):
+class Recovery(msgspec.Struct, frozen=True, omit_defaults=True):
     """Signs of a recovery since the evidence.
 
     `marks` are the latest marks of the GPU. `reset` is True if they showed that the GPU was reset or the driver reloaded,
@@ -213,7 +221,7 @@ class Recovery(msgspec.Struct, frozen=True):
 UNPROVEN = Recovery()
 
 
-class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The memory of a signal, in addition to the fields of all latches. A signal that needs a memory defines a subclass.
 
     Its fields are stored for a restart, by their names. Times are declared as `Moment`, durations as `Span`, and a number that
@@ -306,7 +314,7 @@ NOTHING = Memory()  # The memory of a signal that stores nothing of its own
 M = TypeVar("M", bound=Memory)
 
 
-class Latch(msgspec.Struct, Generic[M], frozen=True):
+class Latch(msgspec.Struct, Generic[M], frozen=True, omit_defaults=True):
     """The state of one signal for one GPU or MIG device: its verdict and its memory.
 
     `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `proof` is the proof that closes
@@ -317,7 +325,7 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
     memory: M
     verdict: Verdict = Verdict.OK
     detail: str = ""
-    since: float = 0.0
+    since: Moment = 0.0
     proof: Proof = Proof.READING
     recovery: Recovery = UNPROVEN
     overridden: bool = False
@@ -334,6 +342,17 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
         """
         fresh = Recovery(self.recovery.marks if marks is None else marks)
         return replace(self, memory=memory, **{"recovery": fresh, "overridden": False, **changes})
+
+    def stored(self) -> "Latch[M]":
+        """Return the latch as it is stored for a restart.
+
+        Clean looks, and a reset that no second look confirmed, are left out. So are suspended counters: closing the driver, as
+        the end of this process does, sets them back.
+        """
+        known = self.recovery.before or self.recovery
+        recovery = Recovery(replace(known.marks, suspended=None), known.reset, known.rebound, since=known.since)
+        memory = self.memory.stored() if self.verdict is Verdict.OK else self.memory.stored_open()
+        return replace(self, memory=memory, recovery=recovery)
 
 
 AnyLatch = Latch[Any]

@@ -250,7 +250,7 @@ class HealthLedger:
             record = self._records.get(entry.uuid)
             if record is None or not entry.known:
                 continue
-            latch = entry.latch(self.zero if entry.boot_id == self.boot_id else None)
+            latch = (entry.moved(self.zero) if entry.boot_id == self.boot_id else entry).latch
             if entry.key == BACKGROUND:
                 record.recall(latch)
                 continue

@@ -23,6 +23,7 @@ from gpu_plugin.devices.nvml_h import (
     RecoveryAction,
     Return,
 )
+from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.simulation import device_nodes
 from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE
@@ -62,7 +63,7 @@ RECOVERY_ACTIONS: Mapping[str, int] = {action.name.lower().replace("_", "-"): in
 """nvmlDeviceGpuRecoveryAction_t by the values of `recovery-action`."""
 
 # The action that a driver requests after a fatal Xid, by the Xid's way of recovery
-_RECOVERIES = {"reset": int(RecoveryAction.GPU_RESET), "reboot": int(RecoveryAction.NODE_REBOOT)}
+_RECOVERIES = {Proof.RESET: int(RecoveryAction.GPU_RESET), Proof.REBOOT: int(RecoveryAction.NODE_REBOOT)}
 
 INSTANCE = "instance"  # The key for the instance of an Xid, such as 1 or 1/0. Without it, the Xid is of the whole GPU.
 
@@ -148,7 +149,7 @@ def _recovery_after(xid: int) -> int:
     changes that.
     """
     row = XID_TABLE.get(xid)
-    return _RECOVERIES.get(row.recovery, 0) if row is not None and row.verdict == "fatal" else 0
+    return _RECOVERIES.get(row.recovery, 0) if row is not None and row.verdict is Verdict.FATAL else 0
 
 
 @fault("event", whole(1, _MASK))

@@ -11,11 +11,12 @@ from gpu_plugin.config.values import spell_duration
 from gpu_plugin.health.hysteresis import MINUTE, recent
 from gpu_plugin.health.latch import RESET, Latch, LatchKey, Memory, Moment, Proof, Recovery, Span, Verdict, merged
 from gpu_plugin.health.observation import Sample, XidEvent
-from gpu_plugin.health.policy import Companions, Judgement, describe
+from gpu_plugin.health.policy import describe
 from gpu_plugin.health.proof import after_recovery, recovered
 from gpu_plugin.health.signal import Case, Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
 from gpu_plugin.health.silence import PROVEN_SECONDS, UNKNOWN, AsksNothing
+from gpu_plugin.health.xid_table import Companions, XidRow
 
 NAME = "xid"
 
@@ -156,7 +157,7 @@ def xid(latch: Latch[Occurrences] | None, seen: Sample | XidEvent, ctx: Context)
     return _looked(latch, seen, judged, ctx)
 
 
-def _happened(latch: Latch[Occurrences] | None, judged: Judgement, ctx: Context) -> Latch[Occurrences] | None:
+def _happened(latch: Latch[Occurrences] | None, judged: XidRow, ctx: Context) -> Latch[Occurrences] | None:
     """The latch after another Xid of its number."""
     if judged.verdict is Verdict.OK:
         return None
@@ -180,7 +181,7 @@ def _happened(latch: Latch[Occurrences] | None, judged: Judgement, ctx: Context)
     return _judge(latch.renewed(Occurrences(times, judged.within, weighed, asked, judged.look, ctx.now)), judged, ctx)
 
 
-def _accompanied(latch: Latch[Occurrences], judged: Judgement, ctx: Context) -> Latch[Occurrences]:
+def _accompanied(latch: Latch[Occurrences], judged: XidRow, ctx: Context) -> Latch[Occurrences]:
     """The latch after an Xid of another number, which may raise it."""
     brings, then = judged.brings, last(latch)
     if (
@@ -194,7 +195,7 @@ def _accompanied(latch: Latch[Occurrences], judged: Judgement, ctx: Context) -> 
     return _judge(replace(latch, memory=replace(latch.memory, weighed=Adjustment.RAISED)), judged, ctx)
 
 
-def _looked(latch: Latch[Occurrences], seen: Sample, judged: Judgement, ctx: Context) -> Latch[Occurrences] | None:
+def _looked(latch: Latch[Occurrences], seen: Sample, judged: XidRow, ctx: Context) -> Latch[Occurrences] | None:
     """The latch after a look; None once it is proven over."""
     memory = replace(latch.memory, look=False)
     if latch.verdict is not Verdict.APP:  # a request after an application's error is for something else
@@ -209,10 +210,10 @@ def _looked(latch: Latch[Occurrences], seen: Sample, judged: Judgement, ctx: Con
     return _judge(latch if memory == latch.memory else replace(latch, memory=memory), judged, ctx)
 
 
-def _judge(latch: Latch[Occurrences], judged: Judgement, ctx: Context) -> Latch[Occurrences]:
+def _judge(latch: Latch[Occurrences], judged: XidRow, ctx: Context) -> Latch[Occurrences]:
     """The latch with the verdict, the words and the proof that follow from the policy, the memory and the other signals."""
     verdict, memory = judged.verdict, latch.memory
-    detail = describe(int(ctx.key.part), judged.name if judged.listed else "unknown to this version")
+    detail = describe(int(ctx.key.part), judged.name or "unknown to this version")
     if not judged.firm:
         if memory.weighed is Adjustment.RAISED and (judged.raised > verdict or judged.brings):
             verdict, detail = judged.raised, f"{detail}, {_how(judged)}"
@@ -242,7 +243,7 @@ def _holds(beside: tuple[str, Verdict], latch: Latch[Occurrences], ctx: Context)
     return verdict is latch.verdict is Verdict.FATAL and latch.memory.weighed is not Adjustment.LOWERED
 
 
-def _how(judged: Judgement) -> str:
+def _how(judged: XidRow) -> str:
     if judged.brings is not None:
         return f"together with Xid {' or '.join(map(str, sorted(judged.brings.xids)))}"
     return f"{judged.count} times within {spell_duration(judged.within)}"

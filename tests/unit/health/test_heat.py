@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpu_plugin.devices.node import Gpu, Thresholds
-from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.evidence import Evidence, decode
 from gpu_plugin.health.explain import explain
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
@@ -295,8 +295,7 @@ def test_a_report_has_the_worst_reading_the_latest_and_the_limit(signal, seen, r
 def test_a_restart_keeps_the_worst_reading_and_reads_its_own(name, opening, worst, now):
     one = watched()
     observe(one, *[Sample(**{name: value}) for value in opening], every=5.0)
-    written = msgspec.json.decode(msgspec.json.encode(one.evidence()), type=tuple[Evidence, ...])
-    assert all(each.possible for each in written)
+    written = tuple(decode(msgspec.json.encode(each)) for each in one.evidence())
     after = watched(written)
     for latest in (None, now):
         ((found,)) = reported(after, name)["readings"]
@@ -330,6 +329,7 @@ def test_a_signal_that_opens_again_starts_with_new_readings():
 def test_evidence_without_valid_readings_keeps_its_verdict_and_words(worst):
     readings = [{"name": "temperature", "limit": "shutdown", "threshold": 92, "worst": worst}]
     stored = {} if worst == "no readings" else {"readings": readings}
-    past = Evidence("boot-1", A, "temperature", "FATAL", "words", 900.0, memory=stored)
+    latch = {"verdict": 3, "detail": "words", "since": 900.0, "memory": stored}
+    past = decode(msgspec.json.encode({"boot_id": "boot-1", "uuid": A, "signal": "temperature", "latch": latch}))
     found = reported(watched((past,)), "temperature")
     assert (found["detail"], found["verdict"], bool(found["readings"])) == ("words", "FATAL", False)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Transition, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, Latch, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
@@ -20,6 +20,7 @@ from gpu_plugin.health.observation import (
 )
 from gpu_plugin.health.policy import HealthPolicy, describe
 from gpu_plugin.health.record import REMEMBER_XIDS, GpuRecord
+from gpu_plugin.health.signals import SIGNALS
 from tests.unit.health.ledgers import (
     ERROR,
     GUARDED,
@@ -109,13 +110,13 @@ def test_a_reason_names_every_fatal_fault_once_the_oldest_first():
 
 
 @pytest.mark.parametrize(
-    ("seen", "verdict", "stored"), [([HOT, ERROR], OK, [("unanswered", "OK")]), ([ERROR] * 3, DEGRADED, None)]
+    ("seen", "verdict", "stored"), [([HOT, ERROR], OK, [("unanswered", OK)]), ([ERROR] * 3, DEGRADED, None)]
 )
 def test_only_fatal_faults_are_a_reason(seen, verdict, stored):
     one = ledger()
     observe(one, *seen)
     assert (one.verdict(A), one.reason(A)) == (verdict, "")
-    assert stored is None or [(entry.signal, entry.verdict) for entry in one.evidence()] == stored
+    assert stored is None or [(entry.signal, entry.latch.verdict) for entry in one.evidence()] == stored
     assert (one.suspicious(A), one.suspicious(B)) == (True, False)
 
 
@@ -355,7 +356,7 @@ def test_an_override_does_not_help_a_gpu_that_cannot_be_served_or_is_withheld(se
     evidence = one.evidence()
     assert one.override(A) == ()
     assert one.verdict(A) is FATAL
-    assert one.evidence() == tuple(entry for entry in evidence if entry.verdict == "FATAL"), "without counts"
+    assert one.evidence() == tuple(entry for entry in evidence if entry.latch.verdict is FATAL), "without counts"
 
 
 def test_an_overridden_part_is_degraded_until_it_reads_good():
@@ -502,36 +503,40 @@ def test_a_restart_changes_no_verdict_no_reason_and_no_evidence():
 def test_stored_evidence_does_not_replace_a_newer_latch_but_counts_beside_new_counts():
     now = ledger()
     observe(now, LOST)
-    now.replay([Evidence("boot-1", A, "lost", "FATAL", "earlier words", 1.0)])
+    now.replay([Evidence("boot-1", A, "lost", Latch(NOTHING, FATAL, "earlier words", 1.0))])
     assert now.reason(A) == LOST.detail
     now = ledger()
     observe(now, HOT, ERROR)
     stored = {"temperature": "too hot", "unanswered": "no answer"}
-    now.replay([Evidence("boot-1", A, signal, "FATAL", words, 1.0) for signal, words in stored.items()])
+    now.replay(
+        [
+            Evidence("boot-1", A, signal, Latch(SIGNALS[signal].memory, FATAL, words, 1.0))
+            for signal, words in stored.items()
+        ]
+    )
     assert set(now.reason(A).split("; ")) == set(stored.values())
 
 
 @pytest.mark.parametrize(
-    ("entry", "verdict"),
+    ("signal", "stored", "of", "verdict"),
     [
-        (Evidence("", A, "xid", "FATAL", "x", 1.0, part="48"), FATAL),
-        (Evidence("", A, "xid", "DEGRADED", "x", 1.0, part="48"), DEGRADED),
-        (Evidence("", A, "xid", "OK", "x", 1.0, part="48"), OK),
-        (Evidence("", A, "xid", "a verdict of a later version", "x", 1.0, part="48"), FATAL),
-        (Evidence("", A, "xid", "FATAL", "x", 1.0), OK),
-        (Evidence("", A, "xid", "FATAL", "x", 1.0, part="forty-eight"), OK),
-        (Evidence("", A, "a signal of a later version", "FATAL", "x", 1.0), OK),
-        (Evidence("", A, "hung", "FATAL", "x", 1.0, part="of a later version", device="MIG-1"), FATAL),
-        (Evidence("", "GPU-gone", "hung", "FATAL", "x", 1.0), OK),
+        ("xid", FATAL, {"part": "48"}, FATAL),
+        ("xid", DEGRADED, {"part": "48"}, DEGRADED),
+        ("xid", OK, {"part": "48"}, OK),
+        ("xid", FATAL, {}, OK),
+        ("xid", FATAL, {"part": "forty-eight"}, OK),
+        ("a signal of a later version", FATAL, {}, OK),
+        ("hung", FATAL, {"part": "of a later version", "device": "MIG-1"}, FATAL),
     ],
 )
-def test_evidence_of_another_version(entry, verdict):
+def test_evidence_of_another_version(signal, stored, of, verdict):
     one = ledger()
-    one.replay([entry])
+    latch = Latch(SIGNALS[signal].memory if signal in SIGNALS else NOTHING, stored, "x", 1.0)
+    one.replay([Evidence("", A, signal, latch, **of), Evidence("", "GPU-gone", signal, latch, **of)])
     assert (one.verdict(A), one.verdict(B)) == (verdict, OK)
     assert bool(one.reason(A)) is (verdict is FATAL)
     observe(one, *[GOOD] * CLEAN_SAMPLES)
-    if entry.signal == "hung":
+    if signal == "hung":
         assert one.verdict(A) is OK
 
 

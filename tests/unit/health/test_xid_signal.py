@@ -54,12 +54,12 @@ STRENGTH = [Proof.APPLICATION, Proof.QUIET, Proof.RESET, Proof.REBOOT, Proof.RMA
 def expected(xid: int, after: int | None) -> tuple[Verdict, Verdict, Proof]:
     """Return the verdict on the event, after two minutes of clean looks, and the proof that then closes it."""
     row = XID_TABLE.get(xid)
-    first = VERDICTS[row.verdict] if row else DEGRADED
+    first = row.verdict if row else DEGRADED
     if row and row.silent and after is None:
-        first = VERDICTS[row.silent]
+        first = row.silent
     last = first
-    proof = Proof(row.recovery) if row else Proof.RESET
-    linked = row is not None and row.linked_since is not None
+    proof = row.recovery if row else Proof.RESET
+    linked = row is not None and row.linked is not None
     if first is FATAL and after == 0 and linked and xid != 79:
         last = DEGRADED
     if first is DEGRADED and after and (linked or proof not in (Proof.APPLICATION, Proof.QUIET)):
