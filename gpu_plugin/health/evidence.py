@@ -6,31 +6,19 @@ from typing import ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.health.hysteresis import Celsius
 from gpu_plugin.health.latch import (
     AnyLatch,
     LatchKey,
     Marks,
     Memory,
-    Moment,
-    Span,
     Verdict,
     shifted,
-    values,
 )
 from gpu_plugin.health.signals import SIGNALS
 
 # Smallest difference in seconds that counts as a corrected wall clock.
 # A smaller one may arise because the two clocks behind `Evidence.zero` are read one after the other.
 CORRECTED = 1.0
-
-LATEST = 2.0**33  # The latest possible time of an entry, in Unix seconds: the year 2242
-
-# The longest time in seconds that a signal counts or withholds: a day, as in `flapping.LONGEST` and the table of Xids
-LONGEST = 86400.0
-
-_GREATEST = LATEST**2  # Greater than any number in a signal's memory
-
 
 # The key of the entry that stores a GPU's marks and recovery action. There is no signal of this name.
 BACKGROUND = LatchKey("background")
@@ -92,10 +80,10 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def decode(raw: bytes | msgspec.Raw) -> Evidence:
-    """Return an entry of the file. A memory that its signal cannot read is replaced by an empty one.
+    """Return an entry of the file. A memory that cannot be true, or that its signal cannot read, is replaced by an empty one.
 
     Raises:
-        ValueError: it is no entry, or its times or numbers are out of the ranges that signals use.
+        ValueError: it is no entry, or a time of its latch cannot be true.
     """
     try:
         found = msgspec.json.decode(raw, type=Evidence)
@@ -108,8 +96,6 @@ def decode(raw: bytes | msgspec.Raw) -> Evidence:
         except msgspec.ValidationError:
             memory = blank
         found = replace(found, latch=replace(found.latch, memory=memory))
-    if not all(_plausible(value, of) for value, of in values(found.latch)):
-        raise ValueError("its times or numbers are out of range")
     return replace(found, latch=shifted(found.latch, 0.0))  # a time below 0 becomes 0
 
 
@@ -142,13 +128,3 @@ def stored_marks(marks: Marks) -> tuple[object, ...]:
     # energy before a reset, so a reset while no process runs shows until the GPU has used a quarter of that energy again.
     energy = None if marks.energy is None else marks.energy.bit_length()
     return marks.ecc, marks.binding, marks.counting, energy
-
-
-def _plausible(value: object, declared: object) -> bool:
-    """Return True if a number is in the range of its declared type. Other values always are."""
-    if declared == Celsius or not isinstance(value, int | float):
-        return True
-    if declared == Moment:
-        # A correction of the wall clock may exceed the time itself
-        return -LATEST < value < LATEST
-    return 0 <= value <= (LONGEST if declared == Span else _GREATEST)

@@ -8,12 +8,13 @@ import msgspec
 from gpu_plugin.config.times import duration, utc
 from gpu_plugin.config.words import are, counted
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.hysteresis import Level, Measured, Reading, spelled
+from gpu_plugin.health.hysteresis import Level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, REBOOT, RESET, AnyLatch, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.signal import KERNEL_LOG, Case
 from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, xid, xid_number
+from gpu_plugin.health.signals.heat import Measured, Reading, spelled
 from gpu_plugin.health.signals.orders import ANNOTATED, CORDON, released
 
 

@@ -1,11 +1,10 @@
 """Verdicts, and the latch that keeps a verdict from its evidence until there is proof of recovery."""
 
-from collections.abc import Callable
 from enum import IntEnum, StrEnum
 from functools import cache
 from itertools import repeat
 from types import NoneType
-from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -50,13 +49,14 @@ class Proof(StrEnum):
 RESET = "reset the GPU when no pod has it"
 REBOOT = "drain the node and reboot it; if the GPU does not come back, have it serviced"
 
-# A time in a signal's memory. It is shifted if the wall clock was corrected between two processes.
-Moment = Annotated[float, msgspec.Meta(title="Unix time in seconds")]
-
-Span = Annotated[float, msgspec.Meta(title="seconds")]  # A duration in a signal's memory
-
-
-S = TypeVar("S", bound=msgspec.Struct)
+# The ranges of stored numbers. A number out of its range cannot be true.
+# A Unix time in seconds, up to the year 2242. It is shifted if the wall clock was corrected between two processes, by more than
+# the time itself perhaps.
+Moment = Annotated[float, msgspec.Meta(gt=-(2.0**33), lt=2.0**33)]
+Span = Annotated[
+    float, msgspec.Meta(ge=0, le=86400)
+]  # Seconds: a day is the longest time that a signal counts or withholds
+Celsius = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]  # °C, in the range of any sensor
 
 
 DRAWN = 2_000_000  # mJ per second (2 kW): more than any GPU draws
@@ -225,8 +225,12 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """The memory of a signal, in addition to the fields of all latches. A signal that needs a memory defines a subclass.
 
     Its fields are stored for a restart, by their names. Times are declared as `Moment`, durations as `Span`, and a number that
-    may be below 0 as `hysteresis.Celsius`.
+    may be below 0 as `Celsius`.
     """
+
+    unstored: ClassVar[tuple[str, ...]] = ()  # Fields that are not stored
+    # Fields that are not stored while the latch is open, either: progress towards closing
+    progress: ClassVar[tuple[str, ...]] = ()
 
     @property
     def gathering(self) -> bool:
@@ -248,13 +252,19 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """The part that is stored when it changes, while the latch is open: it counts towards a worse verdict."""
         return None
 
+    def without(self, names: tuple[str, ...]) -> Self:
+        """Return the memory with the defaults of these fields; the same object if nothing changes."""
+        blank = type(self)()
+        changed = {name: getattr(blank, name) for name in names if getattr(self, name) != getattr(blank, name)}
+        return replace(self, **changed) if changed else self
+
     def stored(self) -> Self:
         """Return the memory of a closed latch as it is stored for a restart."""
-        return self
+        return self.without(self.unstored)
 
     def stored_open(self) -> Self:
-        """Return the memory of an open latch as it is stored for a restart, without the progress towards closing."""
-        return self.stored()
+        """Return the memory of an open latch as it is stored for a restart."""
+        return self.stored().without(self.progress)
 
     def after_boot(self) -> Self:
         """Return the memory of an open latch after a boot, without progress that a boot invalidates."""
@@ -265,43 +275,22 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return self
 
 
-def shifted(memory: S, by: float) -> S:
-    """Return the value with each `Moment` in it shifted by this correction of the wall clock in seconds."""
-    found: S = _changed(memory, type(memory), lambda value, of: corrected(value, by) if of == Moment else value)
-    return found
-
-
-def values(memory: msgspec.Struct) -> list[tuple[Any, Any]]:
-    """Return all numbers and words of a memory, at any depth, each with its declared type."""
-    found: list[tuple[Any, Any]] = []
-    _changed(memory, type(memory), lambda value, of: found.append((value, of)))
-    return found
-
-
-def _changed(memory: Any, declared: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """Return the value with `change(value, declared type)` in place of each number and word in it."""
-    if memory is None:
-        return None
+def shifted(value: Any, by: float, declared: Any = None) -> Any:
+    """Return a value of this declared type with each `Moment` in it shifted by this correction of the wall clock in seconds."""
     types = get_args(declared)
-    if NoneType in types:
-        return _changed(memory, types[0], change)
-    if isinstance(memory, msgspec.Struct):
-        fields = _fields(type(memory))
-        return type(memory)(*(_changed(getattr(memory, name), of, change) for name, of in fields))
-    if isinstance(memory, tuple):
+    if value is not None and NoneType in types:
+        return shifted(value, by, types[0])
+    if isinstance(value, msgspec.Struct):
+        return type(value)(*(shifted(getattr(value, name), by, of) for name, of in _fields(type(value))))
+    if isinstance(value, tuple):
         of_each = repeat(types[0]) if types[-1] is ... else types
-        return tuple(_changed(each, of, change) for each, of in zip(memory, of_each, strict=False))
-    return change(memory, declared)
+        return tuple(shifted(each, by, of) for each, of in zip(value, of_each, strict=False))
+    return max(0.0, value + by) if declared == Moment and value is not None else value
 
 
 @cache  # `msgspec.structs.fields` takes far longer than reading the fields
 def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
-
-
-def corrected(at: float, by: float) -> float:
-    """Return a Unix time shifted by this correction of the wall clock in seconds, at least 0."""
-    return max(0.0, at + by)
 
 
 def merged(mine: tuple[float, ...], others: tuple[float, ...], most: int = 64) -> tuple[float, ...]:

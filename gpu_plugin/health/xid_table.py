@@ -104,8 +104,8 @@ class XidRow(msgspec.Struct, frozen=True):
             the proof of a reset. RESET: the GPU was reset, the driver loaded again or the node booted, and the GPU answers
             without a fault. REBOOT: the node was booted or the GPU bound again, and the GPU answers without a fault. RMA: the
             part must be serviced.
-        linked: the first driver branch whose recovery action follows the Xid.
         action: the catalog's immediate action.
+        linked: the first driver branch whose recovery action follows the Xid.
         raised: the verdict if it happened `count` times `within` this time in seconds, or with an Xid of `brings`. Xids within
             5 s count once.
         brings: other Xids that raise it. A row has either a `count` or `brings`.
@@ -121,8 +121,8 @@ class XidRow(msgspec.Struct, frozen=True):
     name: str = ""
     verdict: Verdict = DEGRADED
     recovery: Proof = Proof.RESET
-    linked: Link = NEVER
     action: Action = ""
+    linked: Link = NEVER
     raised: Verdict = Verdict.OK
     count: int = 1
     within: float = 0.0
@@ -192,33 +192,31 @@ XidTable = Mapping[int, XidRow]  # Rows by Xid
 
 ROWS = (
     # Errors of an application
-    XidRow((8,), "channel idle timeout", APP, Proof.APPLICATION, NEVER, "RESTART_APP", repeats=True),
-    XidRow((11, 25), "invalid or corrupted push buffer", APP, Proof.APPLICATION, NEVER, "RESTART_APP", repeats=True),
-    XidRow((13,), "graphics engine exception", APP, Proof.APPLICATION, NEVER, "RESTART_APP", repeats=True),
-    XidRow((31,), "GPU memory page fault", APP, Proof.APPLICATION, NEVER, "RESTART_APP", repeats=True),
+    XidRow((8,), "channel idle timeout", APP, Proof.APPLICATION, "RESTART_APP", repeats=True),
+    XidRow((11, 25), "invalid or corrupted push buffer", APP, Proof.APPLICATION, "RESTART_APP", repeats=True),
+    XidRow((13,), "graphics engine exception", APP, Proof.APPLICATION, "RESTART_APP", repeats=True),
+    XidRow((31,), "GPU memory page fault", APP, Proof.APPLICATION, "RESTART_APP", repeats=True),
     # Reset the GPU if it repeats.
     XidRow(
         (*range(39, 42), *range(70, 73), *range(75, 78), 85, *range(126, 136)),
         "copy engine error",
         APP,
         Proof.APPLICATION,
-        NEVER,
         "RESTART_APP",
         repeats=True,
     ),
-    XidRow((43,), "GPU stopped processing", APP, Proof.APPLICATION, NEVER, "IGNORE", repeats=True),
-    XidRow((60,), "security engine video exception", APP, Proof.APPLICATION, NEVER, "RESTART_APP", repeats=True),
+    XidRow((43,), "GPU stopped processing", APP, Proof.APPLICATION, "IGNORE", repeats=True),
+    XidRow((60,), "security engine video exception", APP, Proof.APPLICATION, "RESTART_APP", repeats=True),
     # Decoders, JPEG and optical flow engines.
     XidRow(
         (68, *range(82, 85), 86, 88, 89, *range(96, 106), 139),
         "video processor exception",
         APP,
         Proof.APPLICATION,
-        NEVER,
         "RESTART_APP",
         repeats=True,
     ),
-    XidRow((69,), "graphics engine class error", APP, Proof.APPLICATION, NEVER, "RESTART_APP", repeats=True),
+    XidRow((69,), "graphics engine class error", APP, Proof.APPLICATION, "RESTART_APP", repeats=True),
     # Errors between the driver and the GPU, on the PCIe link: "primarily quality issues on PCI, generally not caused by user
     # application actions" (of 32). The catalogue advises to restart the application, so one Xid is counted, and three within
     # an hour are DEGRADED.
@@ -228,7 +226,6 @@ ROWS = (
         "corrupted push buffer stream",
         APP,
         Proof.APPLICATION,
-        NEVER,
         "RESTART_APP",
         raised=DEGRADED,
         count=3,
@@ -240,7 +237,6 @@ ROWS = (
         "corrupted data sent to the GPU",
         APP,
         Proof.APPLICATION,
-        NEVER,
         "RESTART_APP",
         raised=DEGRADED,
         count=3,
@@ -248,22 +244,17 @@ ROWS = (
     ),
     # Counted or ignored, without a need to act
     XidRow(
-        (37, 38, 44, 66, 67, 141),
-        "context-switch firmware or register access error",
-        APP,
-        Proof.APPLICATION,
-        NEVER,
-        "IGNORE",
+        (37, 38, 44, 66, 67, 141), "context-switch firmware or register access error", APP, Proof.APPLICATION, "IGNORE"
     ),
-    XidRow((106, 107), "SMBPBI test message", IGNORE, Proof.APPLICATION, NEVER, "IGNORE"),
-    XidRow((138,), "deep learning accelerator error", APP, Proof.APPLICATION, NEVER, "CONTACT_SUPPORT"),
-    XidRow((152, 153), "deep learning accelerator message", IGNORE, Proof.APPLICATION, NEVER, "IGNORE"),
-    XidRow((159,), "CHI non-data error", APP, Proof.APPLICATION, ALWAYS, "CHECK_UVM"),
-    XidRow((162, 163), "power smoothing state", IGNORE, Proof.APPLICATION, NEVER, whole_gpu=True),
+    XidRow((106, 107), "SMBPBI test message", IGNORE, Proof.APPLICATION, "IGNORE"),
+    XidRow((138,), "deep learning accelerator error", APP, Proof.APPLICATION, "CONTACT_SUPPORT"),
+    XidRow((152, 153), "deep learning accelerator message", IGNORE, Proof.APPLICATION, "IGNORE"),
+    XidRow((159,), "CHI non-data error", APP, Proof.APPLICATION, "CHECK_UVM", linked=ALWAYS),
+    XidRow((162, 163), "power smoothing state", IGNORE, Proof.APPLICATION, whole_gpu=True),
     # Xid 45 follows another error or the end of a process: "Control-C, GPU resets, sigkill are all examples". If it comes
     # alone, the catalogue advises to restart the fabric manager. This only matters if the fabric is not ready, and a GB200 node
     # has no fabric manager.
-    XidRow((45,), "preemptive cleanup", APP, Proof.APPLICATION, NEVER, "WORKFLOW_XID_45", beside=("fabric", DEGRADED)),
+    XidRow((45,), "preemptive cleanup", APP, Proof.APPLICATION, "WORKFLOW_XID_45", beside=("fabric", DEGRADED)),
     # Xid 154: the driver carries out or announces a recovery, which field 230 names. Without that field only the kernel's log
     # has the action, which may be "None". The catalogue calls it informational, always seen with another Xid. The other Xid
     # decides whether the GPU is fit.
@@ -273,7 +264,6 @@ ROWS = (
         "GPU recovery action changed",
         APP,
         Proof.APPLICATION,
-        NEVER,
         "XID_154",
         silent=DEGRADED,
         whole_gpu=True,
@@ -286,65 +276,74 @@ ROWS = (
         "double-bit ECC error",
         FATAL,
         Proof.RESET,
-        565,
         "WORKFLOW_XID_48",
+        linked=565,
         raised=DEGRADED,
         brings=Companions(frozenset({94}), 5),
     ),
     # The next reset puts it into effect; work is not affected.
-    XidRow((63,), "row remapping or page retirement recorded", DEGRADED, Proof.RESET, 565, "IGNORE"),
+    XidRow((63,), "row remapping or page retirement recorded", DEGRADED, Proof.RESET, "IGNORE", linked=565),
     # If the failure stays after a reset, the part must be replaced.
-    XidRow((64,), "row remapping or page retirement failed", FATAL, Proof.RESET, 565, "RESET_GPU", whole_gpu=True),
-    XidRow((92,), "high single-bit ECC error rate", DEGRADED, Proof.QUIET, NEVER, "IGNORE"),
+    XidRow(
+        (64,), "row remapping or page retirement failed", FATAL, Proof.RESET, "RESET_GPU", linked=565, whole_gpu=True
+    ),
+    XidRow((92,), "high single-bit ECC error rate", DEGRADED, Proof.QUIET, "IGNORE"),
     # Reset the GPU when it is idle.
     XidRow(
-        (94,), "contained ECC error", APP, Proof.APPLICATION, 565, "RESTART_APP", raised=DEGRADED, count=3, within=DAY
+        (94,),
+        "contained ECC error",
+        APP,
+        Proof.APPLICATION,
+        "RESTART_APP",
+        linked=565,
+        raised=DEGRADED,
+        count=3,
+        within=DAY,
     ),
-    XidRow((95,), "uncontained ECC error", FATAL, Proof.RESET, 565, "RESET_GPU", whole_gpu=True),
-    XidRow((140,), "unrecovered ECC error", FATAL, Proof.RESET, NEVER, "RESET_GPU", whole_gpu=True),
-    XidRow((156,), "resource retirement", FATAL, Proof.RESET, 565, "RESET_GPU"),
+    XidRow((95,), "uncontained ECC error", FATAL, Proof.RESET, "RESET_GPU", linked=565, whole_gpu=True),
+    XidRow((140,), "unrecovered ECC error", FATAL, Proof.RESET, "RESET_GPU", whole_gpu=True),
+    XidRow((156,), "resource retirement", FATAL, Proof.RESET, "RESET_GPU", linked=565),
     # Nothing is left to repair with; work goes on, and the same may come again.
-    XidRow((157,), "resource retirement failed", DEGRADED, Proof.QUIET, NEVER, "IGNORE"),
-    XidRow((160,), "channel retirement", DEGRADED, Proof.QUIET, 575, "IGNORE"),
-    XidRow((161,), "channel retirement failed", DEGRADED, Proof.QUIET, 575, "IGNORE"),
+    XidRow((157,), "resource retirement failed", DEGRADED, Proof.QUIET, "IGNORE"),
+    XidRow((160,), "channel retirement", DEGRADED, Proof.QUIET, "IGNORE", linked=575),
+    XidRow((161,), "channel retirement failed", DEGRADED, Proof.QUIET, "IGNORE", linked=575),
     # If a reset does not help, have it serviced.
-    XidRow((168,), "reduced memory capacity", FATAL, Proof.RESET, NEVER, whole_gpu=True),
+    XidRow((168,), "reduced memory capacity", FATAL, Proof.RESET, whole_gpu=True),
     # Details of Xid 48: the kind of memory. No source says that Xid 94 contains these errors, so they last until a reset.
-    XidRow((171,), "uncorrectable DRAM error", FATAL, Proof.RESET, NEVER),
-    XidRow((172,), "uncorrectable SRAM error", FATAL, Proof.RESET, NEVER),
+    XidRow((171,), "uncorrectable DRAM error", FATAL, Proof.RESET),
+    XidRow((172,), "uncorrectable SRAM error", FATAL, Proof.RESET),
     # Engines and microcontrollers. The power, security and system processors (PMU, SEC2, GSP) serve every MIG device.
-    XidRow((46,), "GPU timeout", FATAL, Proof.RESET, NEVER, "RESET_GPU"),
-    XidRow((47, 65, 73), "video encoder error", DEGRADED, Proof.QUIET, NEVER, "CONTACT_SUPPORT"),
-    XidRow((61,), "microcontroller breakpoint", FATAL, Proof.RESET, NEVER, "CONTACT_SUPPORT", whole_gpu=True),
-    XidRow((62,), "microcontroller halt", FATAL, Proof.RESET, 565, "RESET_GPU", whole_gpu=True),
+    XidRow((46,), "GPU timeout", FATAL, Proof.RESET, "RESET_GPU"),
+    XidRow((47, 65, 73), "video encoder error", DEGRADED, Proof.QUIET, "CONTACT_SUPPORT"),
+    XidRow((61,), "microcontroller breakpoint", FATAL, Proof.RESET, "CONTACT_SUPPORT", whole_gpu=True),
+    XidRow((62,), "microcontroller halt", FATAL, Proof.RESET, "RESET_GPU", linked=565, whole_gpu=True),
     # An application alone can cause Xid 109, so no number of them makes a GPU unfit. Only the driver's request does, and on a
     # part without field 230 nothing does: otherwise a tenant whose program hangs makes one GPU after another unfit. NVIDIA's
     # device plugin ignores it.
     # Source: catalogue; internal/rm/health.go of NVIDIA's k8s-device-plugin.
-    XidRow((109,), "context switch timeout", DEGRADED, Proof.QUIET, 570, "RESET_GPU", repeats=True),
-    XidRow((110,), "security fault", FATAL, Proof.RESET, 565, "RESET_GPU", whole_gpu=True),
+    XidRow((109,), "context switch timeout", DEGRADED, Proof.QUIET, "RESET_GPU", linked=570, repeats=True),
+    XidRow((110,), "security fault", FATAL, Proof.RESET, "RESET_GPU", linked=565, whole_gpu=True),
     # Source: catalogue; NVIDIA/open-gpu-kernel-modules, kernel_gsp.c: logged at the first timeout, marked for a reset at the
     # third.
     # NVML calls may hang; often a reboot is needed.
-    XidRow((119,), "GSP RPC timeout", FATAL, Proof.RESET, NEVER, "RESET_GPU", whole_gpu=True),
-    XidRow((120,), "GSP error", FATAL, Proof.RESET, 565, "RESET_GPU", whole_gpu=True),
-    XidRow((142,), "third video encoder error", DEGRADED, Proof.RMA, NEVER, "CONTACT_SUPPORT"),
-    XidRow((143,), "GPU initialisation error", FATAL, Proof.RESET, 575, "RESET_GPU", whole_gpu=True),
-    XidRow(
-        (151,), "confidential computing key rotation error", FATAL, Proof.REBOOT, NEVER, "RESTART_VM", whole_gpu=True
-    ),
-    XidRow((169,), "security engine halt", FATAL, Proof.RESET, NEVER, whole_gpu=True),
+    XidRow((119,), "GSP RPC timeout", FATAL, Proof.RESET, "RESET_GPU", whole_gpu=True),
+    XidRow((120,), "GSP error", FATAL, Proof.RESET, "RESET_GPU", linked=565, whole_gpu=True),
+    XidRow((142,), "third video encoder error", DEGRADED, Proof.RMA, "CONTACT_SUPPORT"),
+    XidRow((143,), "GPU initialisation error", FATAL, Proof.RESET, "RESET_GPU", linked=575, whole_gpu=True),
+    XidRow((151,), "confidential computing key rotation error", FATAL, Proof.REBOOT, "RESTART_VM", whole_gpu=True),
+    XidRow((169,), "security engine halt", FATAL, Proof.RESET, whole_gpu=True),
     # The board, its power and its bus: all MIG devices share them
-    XidRow((54,), "auxiliary power missing", FATAL, Proof.REBOOT, NEVER, "CHECK_MECHANICALS", whole_gpu=True),
-    XidRow((79,), "GPU has fallen off the bus", FATAL, Proof.REBOOT, 565, "RESTART_BM", whole_gpu=True, firm=True),
-    XidRow((93,), "InfoROM wear", DEGRADED, Proof.QUIET, NEVER, "IGNORE", whole_gpu=True),
+    XidRow((54,), "auxiliary power missing", FATAL, Proof.REBOOT, "CHECK_MECHANICALS", whole_gpu=True),
+    XidRow(
+        (79,), "GPU has fallen off the bus", FATAL, Proof.REBOOT, "RESTART_BM", linked=565, whole_gpu=True, firm=True
+    ),
+    XidRow((93,), "InfoROM wear", DEGRADED, Proof.QUIET, "IGNORE", whole_gpu=True),
     # Source: SC '25: page faults of running applications follow four of five.
     XidRow(
         (122,),
         "power management unit cannot read over SPI",
         DEGRADED,
         Proof.QUIET,
-        NEVER,
         "CONTACT_SUPPORT",
         raised=FATAL,
         brings=Companions(frozenset({31}), 5, later=True),
@@ -352,18 +351,12 @@ ROWS = (
     ),
     # Source: NVSentinel (FATAL); GKE names it too. The catalogue no longer uses 122 to 125.
     XidRow(
-        (123,),
-        "power management unit cannot write over SPI",
-        FATAL,
-        Proof.RESET,
-        NEVER,
-        "CONTACT_SUPPORT",
-        whole_gpu=True,
+        (123,), "power management unit cannot write over SPI", FATAL, Proof.RESET, "CONTACT_SUPPORT", whole_gpu=True
     ),
     # Source: NVSentinel calls every Xid FATAL that the catalogue does not use; no other source says that the GPU is unfit.
-    XidRow((124, 125), "SPI flash or InfoROM failure", DEGRADED, Proof.QUIET, NEVER, "CONTACT_SUPPORT", whole_gpu=True),
-    XidRow((164, 165), "power smoothing failure", DEGRADED, Proof.QUIET, NEVER, whole_gpu=True),
-    XidRow((167,), "PCIe fatal timeout", FATAL, Proof.REBOOT, NEVER, whole_gpu=True),
+    XidRow((124, 125), "SPI flash or InfoROM failure", DEGRADED, Proof.QUIET, "CONTACT_SUPPORT", whole_gpu=True),
+    XidRow((164, 165), "power smoothing failure", DEGRADED, Proof.QUIET, whole_gpu=True),
+    XidRow((167,), "PCIe fatal timeout", FATAL, Proof.REBOOT, whole_gpu=True),
     # NVLinks: MIG devices have no links of their own
     # Source: SC '25: two of three come again although the links work.
     # A link that stays down is the signal nvlink's.
@@ -372,8 +365,8 @@ ROWS = (
         "NVLink error",
         DEGRADED,
         Proof.RESET,
-        565,
         "WORKFLOW_NVLINK_ERR",
+        linked=565,
         raised=FATAL,
         count=10,
         within=DAY,
@@ -381,27 +374,29 @@ ROWS = (
         whole_gpu=True,
     ),
     # Often the victim of a peer.
-    XidRow((108,), "NVLink remote translation error", DEGRADED, Proof.QUIET, NEVER, "IGNORE"),
+    XidRow((108,), "NVLink remote translation error", DEGRADED, Proof.QUIET, "IGNORE"),
     # Often the victim of a peer.
-    XidRow((137,), "NVLink privilege error", DEGRADED, Proof.QUIET, NEVER, "IGNORE"),
+    XidRow((137,), "NVLink privilege error", DEGRADED, Proof.QUIET, "IGNORE"),
     # Corrected errors without operational impact, which may repeat; a reset at the next occasion trains the link again.
-    XidRow((121,), "C2C link error", DEGRADED, Proof.QUIET, NEVER, "IGNORE", whole_gpu=True),
-    XidRow((136,), "NVLink training failed", FATAL, Proof.RESET, 565, "RESET_GPU", whole_gpu=True),
+    XidRow((121,), "C2C link error", DEGRADED, Proof.QUIET, "IGNORE", whole_gpu=True),
+    XidRow((136,), "NVLink training failed", FATAL, Proof.RESET, "RESET_GPU", linked=565, whole_gpu=True),
     # NVLink 5: the immediate action depends on the sub-code, which only the kernel's log has. In the catalogue it is IGNORE or
     # RESET_GPU for 144 to 146 and 149, always IGNORE for 147 and 148, always RESET_GPU for 150.
-    XidRow((144,), "NVLink SAW error", DEGRADED, Proof.RESET, 565, "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
-    XidRow((145,), "NVLink RLW error", DEGRADED, Proof.RESET, 565, "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
-    XidRow((146,), "NVLink TLW error", DEGRADED, Proof.RESET, 565, "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
-    XidRow((147,), "NVLink TREX error", APP, Proof.APPLICATION, 565, "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
-    XidRow((148,), "NVLink NVLPW_CTRL error", APP, Proof.APPLICATION, 565, "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
-    XidRow((149,), "NVLink link event", DEGRADED, Proof.RESET, 565, "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
-    XidRow((150,), "NVLink MSE watchdog", FATAL, Proof.RESET, 565, "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
-    XidRow((155,), "NVLink software-defined error", FATAL, Proof.RESET, 565, "RESET_GPU", whole_gpu=True),
-    XidRow((158,), "fatal timeout", FATAL, Proof.RESET, ALWAYS, "RESET_GPU", whole_gpu=True),
-    XidRow((166, 170), "NVLink confidential computing error", DEGRADED, Proof.QUIET, NEVER, whole_gpu=True),
+    XidRow((144,), "NVLink SAW error", DEGRADED, Proof.RESET, "WORKFLOW_NVLINK5_ERR", linked=565, whole_gpu=True),
+    XidRow((145,), "NVLink RLW error", DEGRADED, Proof.RESET, "WORKFLOW_NVLINK5_ERR", linked=565, whole_gpu=True),
+    XidRow((146,), "NVLink TLW error", DEGRADED, Proof.RESET, "WORKFLOW_NVLINK5_ERR", linked=565, whole_gpu=True),
+    XidRow((147,), "NVLink TREX error", APP, Proof.APPLICATION, "WORKFLOW_NVLINK5_ERR", linked=565, whole_gpu=True),
+    XidRow(
+        (148,), "NVLink NVLPW_CTRL error", APP, Proof.APPLICATION, "WORKFLOW_NVLINK5_ERR", linked=565, whole_gpu=True
+    ),
+    XidRow((149,), "NVLink link event", DEGRADED, Proof.RESET, "WORKFLOW_NVLINK5_ERR", linked=565, whole_gpu=True),
+    XidRow((150,), "NVLink MSE watchdog", FATAL, Proof.RESET, "WORKFLOW_NVLINK5_ERR", linked=565, whole_gpu=True),
+    XidRow((155,), "NVLink software-defined error", FATAL, Proof.RESET, "RESET_GPU", linked=565, whole_gpu=True),
+    XidRow((158,), "fatal timeout", FATAL, Proof.RESET, "RESET_GPU", linked=ALWAYS, whole_gpu=True),
+    XidRow((166, 170), "NVLink confidential computing error", DEGRADED, Proof.QUIET, whole_gpu=True),
     # vGPU
     # Update the driver.
-    XidRow((78,), "vGPU start error", DEGRADED, Proof.RESET, NEVER, "UPDATE_SWFW"),
+    XidRow((78,), "vGPU start error", DEGRADED, Proof.RESET, "UPDATE_SWFW"),
 )
 
 XID_TABLE: XidTable = {xid: row for row in ROWS for xid in row.codes}

@@ -2,7 +2,7 @@
 
 import re
 from enum import StrEnum
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
@@ -12,10 +12,9 @@ from gpu_plugin.health.hysteresis import MINUTE, recent
 from gpu_plugin.health.latch import RESET, Latch, LatchKey, Memory, Moment, Proof, Recovery, Span, Verdict, merged
 from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.health.policy import describe
-from gpu_plugin.health.proof import after_recovery, recovered
+from gpu_plugin.health.proof import PROVEN_SECONDS, UNKNOWN, AsksNothing, after_recovery, recovered
 from gpu_plugin.health.signal import Case, Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
-from gpu_plugin.health.silence import PROVEN_SECONDS, UNKNOWN, AsksNothing
 from gpu_plugin.health.xid_table import Companions, XidRow
 
 NAME = "xid"
@@ -57,6 +56,9 @@ class Occurrences(Memory, frozen=True):
     last: Moment | None = None
     unasked: AsksNothing = UNKNOWN
 
+    # The next process begins with a look, and counts the driver's silence from zero
+    unstored: ClassVar[tuple[str, ...]] = ("look", "unasked")
+
     @property
     def gathering(self) -> bool:
         """Whether a look at once is due."""
@@ -71,10 +73,6 @@ class Occurrences(Memory, frozen=True):
     def counted(self) -> object:
         """The parts that are stored when they change. The last time is rounded to minutes, so that a storm is stored seldom."""
         return self.weighed, self.asked, len(self.times), None if self.last is None else self.last // MINUTE
-
-    def stored(self) -> Self:
-        """The memory for a restart: the next process begins with a look, and counts the driver's silence from zero."""
-        return replace(self, look=False, unasked=UNKNOWN)
 
     def joined(self, other: Self) -> Self:
         """The memory with the other's episodes added."""

@@ -14,7 +14,7 @@ from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import NOTHING, Latch, Marks, Proof, Recovery, Verdict
-from gpu_plugin.health.signals import orders
+from gpu_plugin.health.signals import SIGNALS, orders
 from gpu_plugin.health.signals.clocks import SlowMinutes
 from gpu_plugin.health.signals.recovery_action import RequestedAction
 from gpu_plugin.health.signals.xid import Occurrences
@@ -331,17 +331,6 @@ def changed(signal: str = "xid", memory: object = None, recovery: object = None,
         changed(since=1e18),
         changed(recovery={"marks": {"taken": 1e18}}),
         changed(recovery={"since": 1e18}),
-        changed(memory={"times": [-1e18]}),
-        changed(memory={"within": 1e18}),
-        changed(memory={"last": 7e19}),
-        changed("nvlink", {"up": -1}),
-        changed("flapping", {"hold": 1e18}),
-        changed("flapping", {"hold": -1.0}),
-        changed("hw-slowdown", {"watched": 1e18}),
-        changed("recovery-action", {"excused": 1e18}),
-        changed("unanswered", {"failures": [7e19]}),
-        changed("pcie-errors", {"times": [7e19]}),
-        changed("application-errors", {"unknown": [7e19]}),
         changed(since="yesterday"),
         changed(recovery=7),
         {"boot_id": "one", "uuid": "GPU-1"},
@@ -362,6 +351,16 @@ def test_an_entry_that_cannot_be_true_is_left_out_alone_and_said(state, caplog, 
         ("xid", {"times": [-2.0], "last": -1.0}, Occurrences((0.0,), last=0.0)),
         ("recovery-action", {"action": 1, "excused": -30.0}, RequestedAction(action=1, excused=0.0)),
         ("hw-slowdown", {"watched": -30.0}, SlowMinutes(watched=0.0)),
+        ("xid", {"times": [-1e18]}, SIGNALS["xid"].memory),
+        ("xid", {"within": 1e18}, SIGNALS["xid"].memory),
+        ("xid", {"last": 7e19}, SIGNALS["xid"].memory),
+        ("flapping", {"hold": 1e18}, SIGNALS["flapping"].memory),
+        ("flapping", {"hold": -1.0}, SIGNALS["flapping"].memory),
+        ("hw-slowdown", {"watched": 1e18}, SIGNALS["hw-slowdown"].memory),
+        ("recovery-action", {"excused": 1e18}, SIGNALS["recovery-action"].memory),
+        ("unanswered", {"failures": [7e19]}, SIGNALS["unanswered"].memory),
+        ("pcie-errors", {"times": [7e19]}, SIGNALS["pcie-errors"].memory),
+        ("application-errors", {"unknown": [7e19]}, SIGNALS["application-errors"].memory),
         ("xid", {"moons": 7}, Occurrences()),
         ("xid", 7, Occurrences()),
     ],
