@@ -13,7 +13,7 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, REBOOT, RESET, AnyLatch, Proo
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.signal import KERNEL_LOG, Case
-from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, xid, xid_number
+from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, xid
 from gpu_plugin.health.signals.heat import Measured, Reading, spelled
 from gpu_plugin.health.signals.orders import ANNOTATED, CORDON, released
 
@@ -100,7 +100,7 @@ def explain(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
                 remedy=_remedy(case, to_do),
                 persistent=latch.recovery.marks.counting == 0,
                 readings=tuple(readings),
-                xid=xid_number(key),
+                xid=key.xid,
             )
         )
     worst = max((verdict for _, _, verdict in open_), default=Verdict.OK)
@@ -158,7 +158,7 @@ def note(case: Case) -> str:
     """Return sentences about the proof of the recovery, and about other changes of the verdict; empty if there are none."""
     latch, signal = case.latch, SIGNALS[case.key.signal]
     found = []
-    if case.key.signal == xid.NAME and (lowered := xid.lowered_by(case)):
+    if case.key.xid is not None and (lowered := xid.lowered_by(case)):
         found.append(lowered)
     if latch.proof in (Proof.RESET, Proof.QUIET) and not _seen(latch):
         found.append(signal.shown or _shown_by(latch))

@@ -347,6 +347,9 @@ class Latch(msgspec.Struct, Generic[M], frozen=True, omit_defaults=True):
 AnyLatch = Latch[Any]
 
 
+XID = "xid"  # The name of the signal that has a latch for each Xid
+
+
 class LatchKey(NamedTuple):
     """The key of a latch of a GPU: the signal's name, and `part` if the signal has several latches, such as an Xid's number.
 
@@ -356,6 +359,11 @@ class LatchKey(NamedTuple):
     signal: str
     part: str = ""
     device: str = ""
+
+    @property
+    def xid(self) -> int | None:
+        """The number of its Xid; None for any other signal."""
+        return int(self.part) if self.signal == XID and self.part else None
 
 
 class Health(NamedTuple):
@@ -377,7 +385,7 @@ class Transition(msgspec.Struct, frozen=True):
     """A change of a signal's verdict, as all reports on health receive it.
 
     `uuid` is the GPU's, `device` and `part` are the fields of the latch's key. `since` is Unix time in seconds. `xid` is the
-    number of the Xid, None for other signals, and `xid_name` is its name. `action` is the advice to the operator, empty if the
+    number of the Xid, None for other signals. `action` is the advice to the operator, empty if the
     verdict is OK. `others` is the worst verdict of the other open signals of the GPU, or of the MIG device.
     """
 
@@ -390,7 +398,6 @@ class Transition(msgspec.Struct, frozen=True):
     device: str = ""
     xid: int | None = None
     action: str = ""
-    xid_name: str = ""
     others: Verdict = Verdict.OK
     part: str = ""
 

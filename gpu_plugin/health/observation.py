@@ -116,13 +116,6 @@ class Sample(msgspec.Struct, frozen=True):
         )
 
     @property
-    def pcie_narrow(self) -> bool | None:
-        """True if the PCIe link has fewer lanes than it could have; None if that is not known."""
-        if self.pcie_width is None or self.pcie_max_width is None:
-            return None
-        return self.pcie_width < self.pcie_max_width
-
-    @property
     def core_answered(self) -> bool:
         """True if the look has no fault and the driver refused none of the core readings that the part supports."""
         return not self.fault and not self.refused

@@ -66,9 +66,9 @@ class XidPolicy:
         return frozenset(xid for judged in self._judged.values() if judged.brings for xid in judged.brings.xids)
 
     @cached_property
-    def accompanied(self) -> frozenset[str]:
-        """The Xids, as values of `LatchKey.part`, whose verdict another Xid changes."""
-        return frozenset(str(xid) for xid, judged in self._judged.items() if judged.brings)
+    def accompanied(self) -> frozenset[int]:
+        """The Xids whose verdict another Xid changes."""
+        return frozenset(xid for xid, judged in self._judged.items() if judged.brings)
 
     @cached_property
     def _judged(self) -> Mapping[int, XidRow]:

@@ -15,7 +15,7 @@ from gpu_plugin.health.observation import Facts, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signal import DEFINED, Case, OperatorInfluence, Signal, SignalKind
 
-__all__ = ["SIGNALS", "Signal", "SignalKind", "advice", "shown", "standing", "xid_number"]
+__all__ = ["SIGNALS", "Signal", "SignalKind", "advice", "shown", "standing"]
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -64,8 +64,3 @@ def advice(key: LatchKey, policy: HealthPolicy, gpu: str, latch: AnyLatch, facts
     """Return advice to the operator about an open latch of a GPU, empty if there is none. `gpu` is its uuid, for commands."""
     action = SIGNALS[key.signal].action
     return (action if isinstance(action, str) else action(Case(key, latch, policy, gpu, facts=facts))).format(gpu=gpu)
-
-
-def xid_number(key: LatchKey) -> int | None:
-    """Return the number of a latch's Xid; None for any other signal."""
-    return int(key.part) if SIGNALS[key.signal].numbered and key.part else None

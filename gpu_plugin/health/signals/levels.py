@@ -15,11 +15,10 @@ REPLACED_AT = 60
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A signal that opens at the `enter`th bad look in a row, and closes at the `leave`th good look in a row.
 
-    A look is bad if it has this `fault`, and good if the driver answered; or it is bad if `field`, a field or property of
-    `Sample`, is True, and good if that is False. Other looks prove nothing. `asks` has the fields that it needs, if these are
-    not `field` alone. `words` are the reason, unless the driver
-    gave its own for the fault. With `newest`, each bad look renews them. A fault
-    with Proof.RMA closes only after the GPU was enumerated again. `action` and `clears` are those of `Signal`.
+    A look is bad if it has this `fault`, and good if the driver answered; or it is bad if `field` of the sample is True, or less
+    than its field `most`, and good otherwise. Other looks prove nothing. `words` are the reason, unless the driver gave its own
+    for the fault. With `newest`, each bad look renews them. A fault with Proof.RMA closes only after the GPU was enumerated
+    again. `action` and `clears` are those of `Signal`.
     """
 
     signal: str
@@ -27,7 +26,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     clears: str = ""
     fault: Fault = Fault.NONE
     field: str = ""
-    asks: tuple[str, ...] = ()
+    most: str = ""
     words: str = ""
     newest: bool = False
     enter: int = 1
@@ -41,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             bad = True if seen.fault is self.fault else False if seen.core_answered else None
             detail = seen.detail or self.words
         else:
-            bad = getattr(seen, self.field)
+            bad = self._reads_bad(seen)
             detail = self.words.format(seen=seen)
         if self.proof is Proof.RMA:
             return condemned(latch, seen, ctx, bad=bad, detail=detail)
@@ -51,6 +50,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         if self.newest and bad and seen.detail and after is not None and after.verdict is not Verdict.OK:
             return replace(after, detail=seen.detail)
         return after
+
+    def _reads_bad(self, seen: Sample) -> bool | None:
+        value = getattr(seen, self.field)
+        if not self.most:
+            return None if value is None else bool(value)
+        most = getattr(seen, self.most)
+        return None if value is None or most is None else bool(value < most)
 
 
 ROWS = (
@@ -106,8 +112,8 @@ ROWS = (
         signal="pcie-width",
         action="have the GPU, its riser or its slot inspected",
         clears="four checks in a row find all its lanes",
-        field="pcie_narrow",
-        asks=("pcie_width", "pcie_max_width"),
+        field="pcie_width",
+        most="pcie_max_width",
         words="its PCIe link has {seen.pcie_width} of {seen.pcie_max_width} lanes",
         enter=4,
         leave=4,
@@ -169,7 +175,7 @@ for _row in ROWS:
             SignalKind.READING,
             _row.action,
             memory=LEVEL,
-            asks=_row.asks or ((_row.field,) if _row.field else ()),
+            asks=tuple(name for name in (_row.field, _row.most) if name),
             clears=_row.clears,
             influence=OperatorInfluence.NONE if _row.fault else OperatorInfluence.FULL,
         ),

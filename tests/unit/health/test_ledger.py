@@ -172,7 +172,6 @@ def test_each_change_of_a_verdict_is_reported_once_with_its_fields():
         1_001.0,
         xid=48,
         action="reset the GPU when no pod has it",
-        xid_name=GUARDED.xids.judge(48).name,
         part="48",
     )
     assert over == replace(began, verdict=OK, before=FATAL, action="")
@@ -305,19 +304,6 @@ def test_no_look_proves_a_recovery_while_another_reading_is_fatal():
     assert one.reason(A) == "cordoned", "an order holds up no proof"
 
 
-@pytest.mark.parametrize(("count", "less"), [(0, 0), (2, 1)])
-def test_a_counter_that_steps_back_is_no_reset(count, less):
-    """`nvidia-smi -p 0` clears the volatile count of errors, and the energy may dip by a reading."""
-    one = ledger()
-    start = Sample(counting=0, energy=9_000_000_000, ecc_uncorrected=2, binding=1)
-    observe(one, start, XidEvent(95), XidEvent(119), XidEvent(48))
-    for at in range(20):
-        seen = replace(start, energy=9_000_000_000 - less + 500 * at, ecc_uncorrected=count)
-        observe(one, seen, start=2_000.0 + at)
-    assert {key.part for key, _, verdict in one.standing(A) if verdict is FATAL} == {"95", "119", "48"}
-    assert {key.signal for key, _, _ in one.standing(A)} - {"xid"} == ({"ecc-uncorrected"} if count else set())
-
-
 @pytest.mark.parametrize("xid", [63, 74, 109, 144, 160])
 def test_a_request_about_the_imex_domain_makes_no_other_fault_fatal(xid):
     one = ledger()
@@ -359,30 +345,7 @@ def test_an_override_does_not_help_a_gpu_that_cannot_be_served_or_is_withheld(se
     assert one.evidence() == tuple(entry for entry in evidence if entry.latch.verdict is FATAL), "without counts"
 
 
-def test_an_overridden_part_is_degraded_until_it_reads_good():
-    one = ledger(policy=UNGUARDED)
-    bad, good = [Sample(remap_failure=True)] * 3, [Sample(remap_failure=False)] * 3
-    for seen, verdict in ((bad, FATAL), (good * 7, FATAL)):
-        observe(one, *seen)
-        assert one.verdict(A) is verdict
-    one.override(A)
-    for seen, verdict in (([], DEGRADED), (bad, DEGRADED), (good, OK)):
-        observe(one, *seen)
-        assert one.verdict(A) is verdict
-
-
 # Boots
-
-
-def test_after_a_boot_three_good_looks_close_faults():
-    one = divided()
-    observe(one, XidEvent(79), XidEvent(46, 1, 0), LOST)
-    assert one.booted("boot-2") == ()
-    observe(one, GOOD, GOOD)
-    assert one.verdict(A) is FATAL
-    observe(one, GOOD)
-    assert one.evidence() == ()
-    assert unfit(one) == set()
 
 
 def test_looks_from_before_a_boot_prove_nothing_after_it():

@@ -52,11 +52,6 @@ def test_the_file_sets_verdicts_of_xids_and_signals():
     }
 
 
-def test_xid_config_names_further_fatal_xids():
-    told = asked({"XID_CONFIG": "31, 43"}, xid={"31": "ignore"})
-    assert [told.xids.judge(xid).verdict is Verdict.FATAL for xid in (31, 43, 13, 48)] == [True, True, False, True]
-
-
 # Everything that DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS can say together
 
 

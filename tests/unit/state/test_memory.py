@@ -13,7 +13,7 @@ from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.latch import NOTHING, Latch, Marks, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import Latch, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.signals import SIGNALS, orders
 from gpu_plugin.health.signals.clocks import SlowMinutes
 from gpu_plugin.health.signals.recovery_action import RequestedAction
@@ -37,8 +37,8 @@ XID = Evidence(
     "MIG-1",
 )
 MAINTENANCE = Evidence("one", "GPU-1", "maintenance", orders.release(2.0))
-CORDON = Evidence("one", "GPU-1", "cordon", Latch(NOTHING, Verdict.FATAL, "cordoned", 3.0, Proof.OPERATOR))
-OLD_CORDON = Evidence("zero", "GPU-2", "cordon", Latch(NOTHING, Verdict.FATAL, "cordoned", 0.5, Proof.OPERATOR))
+CORDON = Evidence("one", "GPU-1", "cordon", Latch(orders.Reason(), Verdict.FATAL, "cordoned", 3.0, Proof.OPERATOR))
+OLD_CORDON = Evidence("zero", "GPU-2", "cordon", Latch(orders.Reason(), Verdict.FATAL, "cordoned", 0.5, Proof.OPERATOR))
 EVERYTHING = (XID, MAINTENANCE, CORDON, OLD_CORDON)
 
 
