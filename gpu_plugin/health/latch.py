@@ -192,7 +192,7 @@ def _first(one: int | None, other: int | None) -> int | None:
     return other if one is None else one
 
 
-UNMARKED = Marks()  # The marks of a GPU that was never read
+UNMARKED = Marks()  # The marks of a GPU without any reading
 
 
 class Recovery(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -202,7 +202,7 @@ class Recovery(msgspec.Struct, frozen=True, omit_defaults=True):
     `rebound` if they showed that the GPU was enumerated again. `clean` is the number of clean looks in a row, up to
     CLEAN_SAMPLES. `since` (Unix seconds) is the time after which a reset happened that the energy counter showed, None if the
     counter did not show it. `before` is the state before a look that showed a reset, until the next look confirms that. Until
-    then, `before` is the state that is stored.
+    then, `before` is stored.
     """
 
     marks: Marks = UNMARKED
@@ -347,7 +347,7 @@ class Latch(msgspec.Struct, Generic[M], frozen=True, omit_defaults=True):
 AnyLatch = Latch[Any]
 
 
-XID = "xid"  # The name of the signal that has a latch for each Xid
+XID = "xid"  # The signal with a latch for each Xid
 
 
 class LatchKey(NamedTuple):

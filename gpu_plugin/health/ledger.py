@@ -105,16 +105,14 @@ class HealthLedger:
                 if stepped is not known:
                     self.revision += record.put(whole, stepped, changed)
                 continue
-            own = self._keys(whole.signal, record, seen, aimed)
-            for key in own:
+            for key in self._keys(whole.signal, record, seen, aimed):
                 known = dated = record.latches.get(key)
-                if event and known is not None and known.recovery.marks != marks:
+                beside = isinstance(seen, XidEvent) and key.xid != seen.xid
+                if event and not beside and known is not None and known.recovery.marks != marks:
                     # The event is new evidence: a reset before it proves nothing
                     dated = replace(known, recovery=replace(known.recovery, marks=marks))
                 stepped = signal.step(dated, seen, replace(ctx, key=key))
                 self.revision += record.put(key, known if stepped is dated else stepped, changed)
-            if isinstance(seen, XidEvent):
-                self._beside(record, whole.signal, seen, ctx, changed)
         self.revision += record.note(seen, now)
         if not changed:
             return ()
@@ -286,19 +284,15 @@ class HealthLedger:
             if (verdict := self._standing(key, latch)) is not Verdict.OK
         ]
 
-    def _beside(self, record: GpuRecord, name: str, seen: XidEvent, ctx: Context, changed: Changed) -> None:
-        """Step the latches of other Xids whose verdict this Xid may change; they check that it is of the same MIG device."""
-        accompanied = self.policy.xids.accompanied
-        others = [key for key in record.latches if key.xid in accompanied and key.xid != seen.xid]
-        for key in others:
-            self.revision += record.put(
-                key, SIGNALS[name].step(record.latches[key], seen, replace(ctx, key=key)), changed
-            )
-
     def _keys(self, name: str, record: GpuRecord, seen: Observation, aimed: tuple[str, ...]) -> Sequence[LatchKey]:
-        """Return the latches that an observation concerns, of a signal with several latches; `aimed` is of `GpuRecord.aimed`."""
+        """Return the latches that an observation concerns, of a signal with several latches; `aimed` is of `GpuRecord.aimed`.
+
+        An Xid also concerns the latches of other Xids whose verdict it may change; they check that it is of the same MIG device.
+        """
         if isinstance(seen, XidEvent):
-            return [LatchKey(name, str(seen.xid), device) for device in aimed]
+            accompanied = self.policy.xids.accompanied
+            others = [key for key in record.latches if key.xid in accompanied and key.xid != seen.xid]
+            return [*(LatchKey(name, str(seen.xid), device) for device in aimed), *others]
         if isinstance(seen, DriverEvent):
             return [LatchKey(name, f"{seen.kind:#x}")]
         return [key for key in record.latches if key.signal == name]

@@ -22,8 +22,8 @@ class Counted(Level, frozen=True):
     """The last readings of the counters, and the Unix times in seconds of the latest events of the second one.
 
     `noted` is the Unix time in seconds of the last change that had to be stored. Growth since then, and growth while no process
-    runs, is counted at the first look after a restart. The counters are compared over openings of the driver, too: a counter
-    that was set back starts at 0, so a greater value is always of new errors.
+    runs, is counted at the first look after a restart. The counters are compared over openings of the driver, too: after a reset
+    a counter starts at 0, so a greater value is always of new errors.
     """
 
     totals: Totals = ()
@@ -53,7 +53,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A signal on two counters, by their fields of `Sample`. More than `limit` of the second in `within` seconds are too many.
 
     The signal is DEGRADED until `quiet` seconds pass without too many. With `fatal`, growth of the first counter is FATAL until
-    a reset. The words are for people, `action` and `clears` those of `Signal`.
+    a reset. The words are for people. `action` and `clears` are as in `Signal`.
     """
 
     signal: str
@@ -114,8 +114,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def _counted(self, memory: Counted, now: Totals, at: float) -> tuple[tuple[int, ...], Counted]:
         """Return the growth of each counter at these readings of Unix time `at`, and the new memory.
 
-        A counter that is read for the first time, is missing or was set back has not grown. A missing counter keeps its last
-        reading. A first reading, a counter that was set back and growth of the first counter are stored at once, growth of the
+        A counter has not grown at its first reading, while it is missing, and after a reset. A missing counter keeps its last
+        reading. A first reading, a reset of a counter and growth of the first counter are stored at once, growth of the
         second counter once a minute.
         """
         pairs = list(zip(memory.totals or (None, None), now, strict=True))

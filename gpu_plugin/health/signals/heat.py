@@ -177,7 +177,7 @@ class HeatMemory(Measured, frozen=True):
 def slowdown_temperature(latch: Latch[HeatMemory] | None, seen: Sample, ctx: Context) -> Latch[HeatMemory] | None:
     """Opens if four samples reach the GPU's slowdown threshold, or the highest temperature of its memory.
 
-    Closes once both are 5 °C below for two minutes. The latch stays open while a sensor that was hot cannot be read. A sensor
+    Closes once both are 5 °C below for two minutes. The latch stays open while a formerly hot sensor cannot be read. A sensor
     that the part does not have is ignored.
     """
     limits = ctx.facts.thresholds
@@ -286,5 +286,5 @@ _COOL = Latch(MarginMemory())
 
 
 def _relative(limit: int | None) -> int | None:
-    """Return a limit that is beyond T.Limit, else None: a part at full load reaches its T.Limit without a fault."""
+    """Return a limit beyond T.Limit, else None: a part at full load reaches its T.Limit without a fault."""
     return limit if limit is not None and limit < 0 else None

@@ -9,7 +9,7 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Moment,
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context, SignalKind, signal
 
-# Seconds after which a link that is down at every look makes the GPU unfit.
+# Seconds after which a link makes the GPU unfit if it is down at every look.
 # NVIDIA's Health Validation calls any inactive link of an A100, H100, GB200 or GB300 critical, and drains and resets
 # the GPU (https://docs.nvidia.com/health-validation/reference/checks/nvlink). Links of a GPU whose peer is reset are
 # down for less.
@@ -64,8 +64,8 @@ class Links(Memory, frozen=True):
 def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Links] | None:
     """DEGRADED if a link that was up is down at two looks in a row, FATAL if links stay down for `STAYS_DOWN`.
 
-    Closes after three looks in a row with all links up. A link that was never up is ignored. A GPU in MIG mode does not use its
-    links (NVIDIA's MIG user guide: no peer-to-peer). They may be powered down then, so the latch is dropped.
+    Closes after three looks in a row with all formerly active links up. Other links are ignored. A GPU in MIG mode does not use
+    its links (NVIDIA's MIG user guide: no peer-to-peer). They may be powered down then, so the latch is dropped.
     """
     if ctx.facts.mig:
         return None

@@ -19,7 +19,7 @@ _RESUMED = "resumed; no good look at it yet"
 
 
 class Reason(Memory, frozen=True):
-    """The operator's `reason` of a cordon, empty if there is none."""
+    """The operator's `reason` of a cordon; it may be empty."""
 
     reason: str = ""
 
@@ -88,7 +88,7 @@ def maintenance(latch: Latch[Release] | None, seen: Sample | Order, ctx: Context
 
 
 def release(since: float) -> Latch[Release]:
-    """Return the latch of a GPU that is released since this Unix time in seconds."""
+    """Return the latch of a GPU, released since this Unix time in seconds."""
     return Latch(Release(), Verdict.FATAL, _RELEASED, since, Proof.OPERATOR)
 
 

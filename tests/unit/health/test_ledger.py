@@ -30,7 +30,6 @@ from tests.unit.health.ledgers import (
     RESET_REQUIRED,
     UNGUARDED,
     UNLOADED,
-    VANISHED,
     A,
     B,
     Killed,
@@ -441,26 +440,6 @@ def test_a_rename_joins_drops_and_xids_of_both_names():
 
 
 # Restarts
-
-
-def faulty() -> HealthLedger:
-    """Return a ledger with many signals open on GPU A and one on GPU B."""
-    one = ledger()
-    observe(one, Sample(temperature=95, energy=7_000), Sample(temperature=95, energy=7_100), XidEvent(48), LOST, HUNG)
-    observe(one, DriverEvent(0x400), Order("cordon"), Order("release"), RESET_REQUIRED, *[ERROR] * 4, XidEvent(31))
-    observe(one, VANISHED, VANISHED, UNLOADED, EventDelivery("no answer"))
-    observe(one, HUNG, uuid=B)
-    return one
-
-
-def test_a_restart_changes_no_verdict_no_reason_and_no_evidence():
-    before = faulty()
-    assert len({entry.signal for entry in before.evidence()}) == 14
-    after = restarted(before)
-    for again in ((), before.evidence(), tuple(reversed(before.evidence()))):
-        after.replay(again)
-        assert reasons(after) == reasons(before)
-        assert after.evidence() == before.evidence()
 
 
 def test_stored_evidence_does_not_replace_a_newer_latch_but_counts_beside_new_counts():

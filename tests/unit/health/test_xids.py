@@ -79,7 +79,7 @@ def test_the_table_agrees_with_the_config_and_the_signals():
     assert {Proof(word) for word in XID_CLASSES} == {row.recovery for row in XID_TABLE.values()}
     for row in ROWS:
         assert row.name
-        assert not (row.within and row.brings), row.name  # a latch supports one of both rules
+        assert not (row.within and row.brings), row.name  # a latch supports only one rule
         assert not (row.repeats and row.verdict is Verdict.FATAL), row.name  # `repeats` is for errors of applications
         assert not row.within or 2 <= row.count <= 64, row.name
 
