@@ -40,8 +40,8 @@ class Answers(Memory, frozen=True):
 
     @property
     def counted_closed(self) -> object:
-        """The outcomes of the last looks."""
-        return self.looks
+        """The outcomes of the last looks, and the times of the failures: looks that all fail, but seldom, have one outcome."""
+        return self.looks, self.failures
 
     @property
     def counted(self) -> object:

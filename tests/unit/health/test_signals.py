@@ -398,6 +398,18 @@ def test_a_kill_at_any_time_does_not_change_what_opens(name):
     assert found <= {DEGRADED, FATAL}
 
 
+def test_a_kill_loses_no_failed_look_of_looks_that_all_fail_far_apart():
+    process = Killed(ledger(A, policy=UNGUARDED))
+    for at in (0, 0, 700, 1_400, 1_400, 2_100):
+        process.observe(ERROR, 1e6 + at)
+    killed = ledger(A, policy=UNGUARDED)
+    killed.replay(process.written)
+    for _ in range(2):
+        assert killed.verdict(A) is OK
+        killed.observe(A, ERROR, 1e6 + 2_100)
+    assert killed.verdict(A) is DEGRADED
+
+
 # The registry
 
 
