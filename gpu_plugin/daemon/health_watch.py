@@ -189,7 +189,7 @@ class HealthWatch:
     def released(self) -> frozenset[str]:
         """Return the uuids of the GPUs that are released. EVERY_GPU is one of them if all GPUs are released."""
         entries = (entry for entry in self.evidence() if entry.signal == orders.MAINTENANCE and entry.known)
-        return frozenset(entry.uuid for entry in entries if orders.released(entry.latch()))
+        return frozenset(entry.uuid for entry in entries if orders.released(entry.latch))
 
     def now(self) -> float:
         """Return the Unix time of the start plus the steady seconds since then: a change of the clock must not end a fault."""
@@ -217,7 +217,7 @@ class HealthWatch:
     def _count(self, uuid: str, seen: XidEvent, changes: Iterable[Transition]) -> None:
         """Count an Xid. Log it if no change of a verdict logged it. Queue it for the pods that may have caused it."""
         judged = self.ledger.policy.xids.judge(seen.xid)
-        self.reports.count_xid(uuid, seen.xid, judged.recovery.value if judged.listed else UNLISTED)
+        self.reports.count_xid(uuid, seen.xid, judged.recovery.value if judged.codes else UNLISTED)
         if any(change.xid == seen.xid for change in changes):
             self._repeated.told(uuid, seen.xid)
         else:
@@ -245,14 +245,15 @@ class HealthWatch:
 
 def _log_restored(evidence: tuple[Evidence, ...], gpus: tuple[Gpu, ...]) -> None:
     for entry in evidence:
-        if entry.verdict != Verdict.OK.name:
-            quiet = _ordered(entry) or entry.verdict == Verdict.APP.name
+        latch = entry.latch
+        if latch.verdict is not Verdict.OK:
+            quiet = _ordered(entry) or latch.verdict is Verdict.APP
             level = logging.INFO if quiet else logging.WARNING
-            words = entry.detail or entry.signal
+            words = latch.detail or entry.signal
             which = "every GPU" if entry.uuid == EVERY_GPU else whose(entry.uuid, gpus, entry.device)
-            overridden = entry.overridden and entry.verdict == Verdict.FATAL.name
-            verdict = f"{Verdict.DEGRADED.name}, overridden by an operator" if overridden else entry.verdict
-            fields = {"uuid": entry.uuid, "signal": entry.signal, "verdict": entry.verdict}
+            overridden = latch.overridden and latch.verdict is Verdict.FATAL
+            verdict = f"{Verdict.DEGRADED.name}, overridden by an operator" if overridden else latch.verdict.name
+            fields = {"uuid": entry.uuid, "signal": entry.signal, "verdict": latch.verdict.name}
             log.log(level, "%s has the stored verdict %s: %s", which, verdict, words, extra=fields)
 
 

@@ -245,10 +245,10 @@ class Operations:
         text = f"{_state_of(gone)}. " + (
             "Its cordon is lifted." if cordoned else "It has no cordon, so nothing was changed."
         )
-        unfit = (Verdict.FATAL.name, Verdict.DEGRADED.name)
-        held = [entry for entry in self._health.past if entry.uuid == gone.uuid and entry.verdict in unfit]
+        unfit = (Verdict.FATAL, Verdict.DEGRADED)
+        held = [entry for entry in self._health.past if entry.uuid == gone.uuid and entry.latch.verdict in unfit]
         if held:
-            left = dict.fromkeys(f"{entry.detail or entry.signal} ({entry.verdict})" for entry in held)
+            left = dict.fromkeys(f"{entry.latch.detail or entry.signal} ({entry.latch.verdict.name})" for entry in held)
             text += f" Still open: {'; '.join(left)}."
         if not gone.uuid or gone.uuid not in {gpu.uuid for gpu in self.gone()}:
             return text, ""

@@ -7,10 +7,11 @@ import msgspec
 
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.doctor.finding import Known, Unknown
+from gpu_plugin.health.evidence import decode
 from gpu_plugin.health.signals import orders
 from gpu_plugin.runtime import control
 from gpu_plugin.state.log import GPUS, HEALTH, read_log
-from gpu_plugin.state.records import GpuRecord, HealthRecord, entry
+from gpu_plugin.state.records import GpuRecord, HealthRecord
 from gpu_plugin.status.model import Status
 
 
@@ -67,11 +68,11 @@ def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
         raise ValueError(f"{content.unreadable} lines of the state log are damaged")
     health = content.latest.get(HEALTH)
     written = () if health is None else msgspec.json.decode(health.content.decode(), type=HealthRecord).evidence
-    entries = [entry(raw) for raw in written]
+    entries = [decode(raw) for raw in written]
     uuids = {
         each.uuid
         for each in entries
-        if each.known and orders.released(each.latch()) and (each.lasts or not boot_id or each.boot_id == boot_id)
+        if each.known and orders.released(each.latch) and (each.lasts or not boot_id or each.boot_id == boot_id)
     }
     if EVERY_GPU in uuids:
         return (EVERY_GPU,)

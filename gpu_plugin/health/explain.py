@@ -9,12 +9,13 @@ from gpu_plugin.config.times import duration, utc
 from gpu_plugin.config.words import are, counted
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import RecoveryAction
-from gpu_plugin.health.hysteresis import Level, Measured, Reading, spelled
-from gpu_plugin.health.latch import CLEAN_SAMPLES, AnyLatch, Proof, Verdict
+from gpu_plugin.health.hysteresis import Level
+from gpu_plugin.health.latch import CLEAN_SAMPLES, XID, AnyLatch, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.signal import KERNEL_LOG, Case
-from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, recovery_action, xid, xid_number
+from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, recovery_action, xid
+from gpu_plugin.health.signals.heat import Measured, Reading, spelled
 from gpu_plugin.health.signals.orders import ANNOTATED, CORDON, released
 
 
@@ -100,7 +101,7 @@ def explain(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
                 remedy=_remedy(case),
                 persistent=latch.recovery.marks.counting == 0,
                 readings=tuple(readings),
-                xid=xid_number(key),
+                xid=key.xid,
             )
         )
     worst = max((verdict for _, _, verdict in open_), default=Verdict.OK)
@@ -154,7 +155,7 @@ def _advised(case: Case) -> Remedy:
     signal, latch = case.key.signal, case.latch
     if signal == recovery_action.NAME:
         return _BY_REQUEST.get(latch.memory.action, Remedy.NONE)
-    if signal == xid.NAME:
+    if signal == XID:
         judged = case.policy.xids.judge(int(case.key.part))
         repeated = judged.count > 1 and latch.verdict > judged.verdict and latch.proof is Proof.QUIET
         return Remedy.RESET if repeated else Remedy.NONE
@@ -189,7 +190,7 @@ def note(case: Case) -> str:
     """Return sentences about the proof of the recovery, and about other changes of the verdict; empty if there are none."""
     latch, signal = case.latch, SIGNALS[case.key.signal]
     found = []
-    if case.key.signal == xid.NAME and (lowered := xid.lowered_by(case)):
+    if case.key.xid is not None and (lowered := xid.lowered_by(case)):
         found.append(lowered)
     if latch.proof in (Proof.RESET, Proof.QUIET) and not _seen(latch):
         found.append(signal.shown or _shown_by(latch))

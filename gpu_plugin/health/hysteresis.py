@@ -1,18 +1,15 @@
 """The rules of signals that judge by their own readings.
 
 With `level`, a number of bad readings in a row opens the latch, and a number or a time of good readings closes it. With `graded`,
-each look has a grade (OK, DEGRADED or FATAL), and the verdict follows a grade that lasts. A signal that judges a measure also
-reports its numbers: the worst reading, the latest reading and the limit.
+each look has a grade (OK, DEGRADED or FATAL), and the verdict follows a grade that lasts.
+
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, NamedTuple, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context
 
 # Seconds to which the time of the last event is rounded when it is stored, so that a storm of events is stored seldom
@@ -25,6 +22,8 @@ class Level(Memory, frozen=True):
     row: int = 0
     quiet_since: float | None = None
 
+    progress: ClassVar[tuple[str, ...]] = ("row", "quiet_since")
+
     @property
     def gathering(self) -> bool:
         """True if a row has begun."""
@@ -34,10 +33,6 @@ class Level(Memory, frozen=True):
     def lasting(self) -> bool:
         """True if there were bad readings, but too few to open: the next process continues to count."""
         return self.row > 0
-
-    def stored_open(self) -> Self:
-        """Return the memory without the good readings."""
-        return _restarted(self)
 
 
 LEVEL = Level()
@@ -73,7 +68,9 @@ def level(
             return Latch(replace(latch.memory if latch else fresh, row=row))
         return Latch(fresh, verdict, detail, ctx.now, proof, Recovery(ctx.marks))
     if bad and verdict > latch.verdict:
-        return latch.renewed(_restarted(latch.memory), ctx.marks, verdict=verdict, detail=detail, proof=proof)
+        return latch.renewed(
+            latch.memory.without(Level.progress), ctx.marks, verdict=verdict, detail=detail, proof=proof
+        )
     if bad or bad is None:
         return unproven(latch)
     if latch.proof is Proof.RMA and not (latch.recovery.rebound or latch.overridden):
@@ -89,17 +86,13 @@ def level(
 
 def unproven(latch: Latch[L]) -> Latch[L]:
     """Return the latch without its progress towards closing; the same object if there was none."""
-    memory = _restarted(latch.memory)
+    memory = latch.memory.without(Level.progress)
     return latch if memory is latch.memory else replace(latch, memory=memory)
 
 
 def recent(times: tuple[float, ...], now: float, within: float, most: int = 64) -> tuple[float, ...]:
     """Return the last `most` of these times (Unix seconds, oldest first) that are at most `within` seconds old."""
     return tuple(at for at in times if now - at <= within)[-most:]
-
-
-def _restarted(memory: L) -> L:
-    return replace(memory, row=0, quiet_since=None) if memory.row or memory.quiet_since is not None else memory
 
 
 class Graded(Memory, frozen=True):
@@ -133,7 +126,7 @@ class Graded(Memory, frozen=True):
 
     def after_boot(self) -> Self:
         """Return the memory without its looks."""
-        return replace(self, looks=(), row=0, worse=0)
+        return self.without(("looks", "row", "worse"))
 
 
 GRADED = Graded()
@@ -192,98 +185,3 @@ def _noted(memory: G, looks: tuple[Verdict, ...], verdict: Verdict) -> G:
     same = max((at for at, look in enumerate(looks, 1) if look is verdict), default=0)
     better = max((at for at, look in enumerate(looks, 1) if look <= verdict), default=0)
     return replace(memory, looks=looks, row=len(looks) - same, worse=len(looks) - better)
-
-
-Celsius = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]  # °C, in the range of any sensor
-
-
-class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The readings of one measure, in °C.
-
-    `name` is its field of `Sample`: temperature, memory_temperature or margin. `threshold` is the value at which the hardware
-    acts, and `limit` its action: shutdown or slowdown. `worst` is the highest temperature, or the lowest margin, since the
-    measure came near the threshold. `now` is the reading of the last look; None if it failed, or if this process has not
-    looked yet.
-    """
-
-    name: str
-    limit: str
-    threshold: Celsius
-    worst: Celsius
-    now: Celsius | None = None
-
-
-class Measured(Level, frozen=True):
-    """`readings` has the measures that came near their limit."""
-
-    readings: tuple[Reading, ...] = ()
-
-    @property
-    def counted(self) -> object:
-        """The worst reading of each measure."""
-        return tuple((each.name, each.limit, each.worst) for each in self.readings)
-
-    def stored_open(self) -> Self:
-        """Return the memory without the last readings: the next process reads its own."""
-        return replace(super().stored_open(), readings=tuple(replace(each, now=None) for each in self.readings))
-
-
-class Measure(NamedTuple):
-    """One measure at one look: `celsius` is None if it was not read; `near` is True if it is near its limit."""
-
-    name: str
-    limit: str
-    threshold: int | None
-    celsius: int | None
-    near: bool
-
-
-R = TypeVar("R", bound=Measured)
-
-
-def measured(
-    latch: Latch[R] | None, before: Latch[R] | None, seen: Sample, measures: Iterable[Measure]
-) -> Latch[R] | None:
-    """Return the latch with this look's readings and words; the same object if nothing changed.
-
-    `before` is the latch before this look.
-    """
-    if latch is None:
-        return None
-    known = {each.name: each for each in before.memory.readings} if before is not None else {}
-    # Leave out measures that never came near their limit
-    found = tuple(reading for each in measures if (reading := _read(known.get(each.name), seen, each)) is not None)
-    detail = spelled(found, now=False) if latch.verdict is not Verdict.OK and found else latch.detail
-    if found == latch.memory.readings and detail == latch.detail:
-        return latch
-    return replace(latch, memory=replace(latch.memory, readings=found), detail=detail)
-
-
-def spelled(readings: Sequence[Reading], *, now: bool = True) -> str:
-    """Return words for people: `too hot: 97 °C at its peak, 88 °C now (it shuts down at 92 °C)`.
-
-    Without `now` the words stay true until there is a worse reading.
-    """
-    return "; ".join(_spelled(each, now=now) for each in readings)
-
-
-def _read(known: Reading | None, seen: Sample, at: Measure) -> Reading | None:
-    if at.celsius is None:
-        return replace(known, now=None) if known is not None and seen.asked_for(at.name) else known
-    threshold = at.threshold if at.threshold is not None else known.threshold if known is not None else None
-    if threshold is None or (known is None and not at.near):
-        return None
-    worse = min if at.name == "margin" else max
-    worst = at.celsius if known is None else worse(at.celsius, known.worst)
-    return Reading(at.name, at.limit, threshold, worst, at.celsius)
-
-
-def _spelled(reading: Reading, *, now: bool) -> str:
-    acts = "shuts down" if reading.limit == "shutdown" else "slows down"
-    of = "memory " if reading.name == "memory_temperature" else ""
-    if reading.name == "margin":
-        over = reading.threshold - reading.worst
-        side = "above" if over > 0 else "below"
-        return f"too hot: {abs(over)} °C {side} the temperature at which it {acts}"
-    last = "" if not now else ", not read now" if reading.now is None else f", {reading.now} °C now"
-    return f"too hot: {of}{reading.worst} °C at its peak{last} (it {acts} at {reading.threshold} °C)"

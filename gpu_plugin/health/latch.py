@@ -1,11 +1,10 @@
 """Verdicts, and the latch that keeps a verdict from its evidence until there is proof of recovery."""
 
-from collections.abc import Callable
 from enum import IntEnum, StrEnum
 from functools import cache
 from itertools import repeat
 from types import NoneType
-from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +22,10 @@ class Verdict(IntEnum):
     DEGRADED = 2  # An operator should look at it. Pods still get the GPU.
     FATAL = 3  # Not fit for use: Unhealthy to the kubelet
 
+    @classmethod
+    def _missing_(cls, _value: object) -> "Verdict":
+        return cls.FATAL  # stored by a later version
+
 
 class Proof(StrEnum):
     """The proof that closes a latch."""
@@ -37,25 +40,30 @@ class Proof(StrEnum):
     RMA = "rma"  # Replacement of the part, or an operator's override. It never closes by itself.
     OPERATOR = "operator"  # An order of the operator
 
+    @classmethod
+    def _missing_(cls, _value: object) -> "Proof":
+        return cls.RESET  # stored by a later version
+
 
 # Advice that leads to the proofs of these names
 RESET = "reset the GPU when no pod has it"
 REBOOT = "drain the node and reboot it; if the GPU does not come back, have it serviced"
 
-# A time in a signal's memory. It is shifted if the wall clock was corrected between two processes.
-Moment = Annotated[float, msgspec.Meta(title="Unix time in seconds")]
-
-Span = Annotated[float, msgspec.Meta(title="seconds")]  # A duration in a signal's memory
-
-
-S = TypeVar("S", bound=msgspec.Struct)
+# The ranges of stored numbers. A number out of its range cannot be true.
+# A Unix time in seconds, up to the year 2242. It is shifted if the wall clock was corrected between two processes, by more than
+# the time itself perhaps.
+Moment = Annotated[float, msgspec.Meta(gt=-(2.0**33), lt=2.0**33)]
+Span = Annotated[
+    float, msgspec.Meta(ge=0, le=86400)
+]  # Seconds: a day is the longest time that a signal counts or withholds
+Celsius = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]  # °C, in the range of any sensor
 
 
 DRAWN = 2_000_000  # mJ per second (2 kW): more than any GPU draws
 SLACK_SECONDS = 5.0  # by which the driver's energy counter may lag behind the clock
 
 
-class Marks(msgspec.Struct, frozen=True):
+class Marks(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counters of a GPU that only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
 
     `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`. `taken` is
@@ -184,17 +192,17 @@ def _first(one: int | None, other: int | None) -> int | None:
     return other if one is None else one
 
 
-UNMARKED = Marks()  # The marks of a GPU that was never read
+UNMARKED = Marks()  # The marks of a GPU without any reading
 
 
-class Recovery(msgspec.Struct, frozen=True):
+class Recovery(msgspec.Struct, frozen=True, omit_defaults=True):
     """Signs of a recovery since the evidence.
 
     `marks` are the latest marks of the GPU. `reset` is True if they showed that the GPU was reset or the driver reloaded,
     `rebound` if they showed that the GPU was enumerated again. `clean` is the number of clean looks in a row, up to
     CLEAN_SAMPLES. `since` (Unix seconds) is the time after which a reset happened that the energy counter showed, None if the
     counter did not show it. `before` is the state before a look that showed a reset, until the next look confirms that. Until
-    then, `before` is the state that is stored.
+    then, `before` is stored.
     """
 
     marks: Marks = UNMARKED
@@ -213,12 +221,16 @@ class Recovery(msgspec.Struct, frozen=True):
 UNPROVEN = Recovery()
 
 
-class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The memory of a signal, in addition to the fields of all latches. A signal that needs a memory defines a subclass.
 
     Its fields are stored for a restart, by their names. Times are declared as `Moment`, durations as `Span`, and a number that
-    may be below 0 as `hysteresis.Celsius`.
+    may be below 0 as `Celsius`.
     """
+
+    unstored: ClassVar[tuple[str, ...]] = ()  # Fields that are not stored
+    # Fields that are not stored while the latch is open, either: progress towards closing
+    progress: ClassVar[tuple[str, ...]] = ()
 
     @property
     def gathering(self) -> bool:
@@ -240,13 +252,19 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The part that is stored when it changes, while the latch is open: it counts towards a worse verdict."""
         return None
 
+    def without(self, names: tuple[str, ...]) -> Self:
+        """Return the memory with the defaults of these fields; the same object if nothing changes."""
+        blank = type(self)()
+        changed = {name: getattr(blank, name) for name in names if getattr(self, name) != getattr(blank, name)}
+        return replace(self, **changed) if changed else self
+
     def stored(self) -> Self:
         """Return the memory of a closed latch as it is stored for a restart."""
-        return self
+        return self.without(self.unstored)
 
     def stored_open(self) -> Self:
-        """Return the memory of an open latch as it is stored for a restart, without the progress towards closing."""
-        return self.stored()
+        """Return the memory of an open latch as it is stored for a restart."""
+        return self.stored().without(self.progress)
 
     def after_boot(self) -> Self:
         """Return the memory of an open latch after a boot, without progress that a boot invalidates."""
@@ -257,43 +275,22 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
 
-def shifted(memory: S, by: float) -> S:
-    """Return the value with each `Moment` in it shifted by this correction of the wall clock in seconds."""
-    found: S = _changed(memory, type(memory), lambda value, of: corrected(value, by) if of == Moment else value)
-    return found
-
-
-def values(memory: msgspec.Struct) -> list[tuple[Any, Any]]:
-    """Return all numbers and words of a memory, at any depth, each with its declared type."""
-    found: list[tuple[Any, Any]] = []
-    _changed(memory, type(memory), lambda value, of: found.append((value, of)))
-    return found
-
-
-def _changed(memory: Any, declared: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """Return the value with `change(value, declared type)` in place of each number and word in it."""
-    if memory is None:
-        return None
+def shifted(value: Any, by: float, declared: Any = None) -> Any:
+    """Return a value of this declared type with each `Moment` in it shifted by this correction of the wall clock in seconds."""
     types = get_args(declared)
-    if NoneType in types:
-        return _changed(memory, types[0], change)
-    if isinstance(memory, msgspec.Struct):
-        fields = _fields(type(memory))
-        return type(memory)(*(_changed(getattr(memory, name), of, change) for name, of in fields))
-    if isinstance(memory, tuple):
+    if value is not None and NoneType in types:
+        return shifted(value, by, types[0])
+    if isinstance(value, msgspec.Struct):
+        return type(value)(*(shifted(getattr(value, name), by, of) for name, of in _fields(type(value))))
+    if isinstance(value, tuple):
         of_each = repeat(types[0]) if types[-1] is ... else types
-        return tuple(_changed(each, of, change) for each, of in zip(memory, of_each, strict=False))
-    return change(memory, declared)
+        return tuple(shifted(each, by, of) for each, of in zip(value, of_each, strict=False))
+    return max(0.0, value + by) if declared == Moment and value is not None else value
 
 
 @cache  # `msgspec.structs.fields` takes far longer than reading the fields
 def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
-
-
-def corrected(at: float, by: float) -> float:
-    """Return a Unix time shifted by this correction of the wall clock in seconds, at least 0."""
-    return max(0.0, at + by)
 
 
 def merged(mine: tuple[float, ...], others: tuple[float, ...], most: int = 64) -> tuple[float, ...]:
@@ -306,7 +303,7 @@ NOTHING = Memory()  # The memory of a signal that stores nothing of its own
 M = TypeVar("M", bound=Memory)
 
 
-class Latch(msgspec.Struct, Generic[M], frozen=True):
+class Latch(msgspec.Struct, Generic[M], frozen=True, omit_defaults=True):
     """The state of one signal for one GPU or MIG device: its verdict and its memory.
 
     `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `proof` is the proof that closes
@@ -317,7 +314,7 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
     memory: M
     verdict: Verdict = Verdict.OK
     detail: str = ""
-    since: float = 0.0
+    since: Moment = 0.0
     proof: Proof = Proof.READING
     recovery: Recovery = UNPROVEN
     overridden: bool = False
@@ -335,8 +332,22 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
         fresh = Recovery(self.recovery.marks if marks is None else marks)
         return replace(self, memory=memory, **{"recovery": fresh, "overridden": False, **changes})
 
+    def stored(self) -> "Latch[M]":
+        """Return the latch as it is stored for a restart.
+
+        Clean looks, and a reset that no second look confirmed, are left out. So are suspended counters: closing the driver, as
+        the end of this process does, sets them back.
+        """
+        known = self.recovery.before or self.recovery
+        recovery = Recovery(replace(known.marks, suspended=None), known.reset, known.rebound, since=known.since)
+        memory = self.memory.stored() if self.verdict is Verdict.OK else self.memory.stored_open()
+        return replace(self, memory=memory, recovery=recovery)
+
 
 AnyLatch = Latch[Any]
+
+
+XID = "xid"  # The signal with a latch for each Xid
 
 
 class LatchKey(NamedTuple):
@@ -348,6 +359,11 @@ class LatchKey(NamedTuple):
     signal: str
     part: str = ""
     device: str = ""
+
+    @property
+    def xid(self) -> int | None:
+        """The number of its Xid; None for any other signal."""
+        return int(self.part) if self.signal == XID and self.part else None
 
 
 class Health(NamedTuple):
@@ -369,7 +385,7 @@ class Transition(msgspec.Struct, frozen=True):
     """A change of a signal's verdict, as all reports on health receive it.
 
     `uuid` is the GPU's, `device` and `part` are the fields of the latch's key. `since` is Unix time in seconds. `xid` is the
-    number of the Xid, None for other signals, and `xid_name` is its name. `action` is the advice to the operator, empty if the
+    number of the Xid, None for other signals. `action` is the advice to the operator, empty if the
     verdict is OK. `others` is the worst verdict of the other open signals of the GPU, or of the MIG device.
     """
 
@@ -382,7 +398,6 @@ class Transition(msgspec.Struct, frozen=True):
     device: str = ""
     xid: int | None = None
     action: str = ""
-    xid_name: str = ""
     others: Verdict = Verdict.OK
     part: str = ""
 

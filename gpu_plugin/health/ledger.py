@@ -20,7 +20,6 @@ from gpu_plugin.health.signals import (
     shown,
     standing,
     xid,
-    xid_number,
 )
 
 _FIRST_LOOK = LatchKey(first_look.NAME)
@@ -106,16 +105,14 @@ class HealthLedger:
                 if stepped is not known:
                     self.revision += record.put(whole, stepped, changed)
                 continue
-            own = self._keys(whole.signal, record, seen, aimed)
-            for key in own:
+            for key in self._keys(whole.signal, record, seen, aimed):
                 known = dated = record.latches.get(key)
-                if event and known is not None and known.recovery.marks != marks:
+                beside = isinstance(seen, XidEvent) and key.xid != seen.xid
+                if event and not beside and known is not None and known.recovery.marks != marks:
                     # The event is new evidence: a reset before it proves nothing
                     dated = replace(known, recovery=replace(known.recovery, marks=marks))
                 stepped = signal.step(dated, seen, replace(ctx, key=key))
                 self.revision += record.put(key, known if stepped is dated else stepped, changed)
-            if isinstance(seen, XidEvent):
-                self._beside(record, whole.signal, seen, ctx, changed)
         self.revision += record.note(seen, now)
         if not changed:
             return ()
@@ -250,7 +247,7 @@ class HealthLedger:
             record = self._records.get(entry.uuid)
             if record is None or not entry.known:
                 continue
-            latch = entry.latch(self.zero if entry.boot_id == self.boot_id else None)
+            latch = (entry.moved(self.zero) if entry.boot_id == self.boot_id else entry).latch
             if entry.key == BACKGROUND:
                 record.recall(latch)
                 continue
@@ -263,8 +260,8 @@ class HealthLedger:
                 continue
             if known is None or known.verdict < latch.verdict:
                 record.latches[key] = latch
-            if (number := xid_number(key)) is not None:
-                record.xids[number, key.device] = max(xid.last(latch), record.xids.get((number, key.device), 0.0))
+            if key.xid is not None:
+                record.xids[key.xid, key.device] = max(xid.last(latch), record.xids.get((key.xid, key.device), 0.0))
 
     def _peers_joined(self, record: GpuRecord) -> bool:
         """Return True if another GPU of the same model has joined an NVLink fabric; False if the model is unknown."""
@@ -287,23 +284,15 @@ class HealthLedger:
             if (verdict := self._standing(key, latch)) is not Verdict.OK
         ]
 
-    def _beside(self, record: GpuRecord, name: str, seen: XidEvent, ctx: Context, changed: Changed) -> None:
-        """Step the latches of other Xids whose verdict this Xid may change; they check that it is of the same MIG device."""
-        accompanied = self.policy.xids.accompanied
-        others = [
-            key
-            for key in record.latches
-            if key.part in accompanied and key.signal == name and key.part != str(seen.xid)
-        ]
-        for key in others:
-            self.revision += record.put(
-                key, SIGNALS[name].step(record.latches[key], seen, replace(ctx, key=key)), changed
-            )
-
     def _keys(self, name: str, record: GpuRecord, seen: Observation, aimed: tuple[str, ...]) -> Sequence[LatchKey]:
-        """Return the latches that an observation concerns, of a signal with several latches; `aimed` is of `GpuRecord.aimed`."""
+        """Return the latches that an observation concerns, of a signal with several latches; `aimed` is of `GpuRecord.aimed`.
+
+        An Xid also concerns the latches of other Xids whose verdict it may change; they check that it is of the same MIG device.
+        """
         if isinstance(seen, XidEvent):
-            return [LatchKey(name, str(seen.xid), device) for device in aimed]
+            accompanied = self.policy.xids.accompanied
+            others = [key for key in record.latches if key.xid in accompanied and key.xid != seen.xid]
+            return [*(LatchKey(name, str(seen.xid), device) for device in aimed), *others]
         if isinstance(seen, DriverEvent):
             return [LatchKey(name, f"{seen.kind:#x}")]
         return [key for key in record.latches if key.signal == name]
@@ -332,10 +321,9 @@ class HealthLedger:
 
     def _lowerable(self, record: GpuRecord, key: LatchKey) -> bool:
         """Return True if the verdict of this fault falls when the driver requests no recovery."""
-        number = xid_number(key)
-        if number is None:
+        if key.xid is None:
             return key.signal == application_errors.NAME
-        return self.policy.xids.judge(number).answered_by(record.facts.driver_branch)
+        return self.policy.xids.judge(key.xid).answered_by(record.facts.driver_branch)
 
     def _transitions(self, uuid: str, record: GpuRecord, changed: Changed) -> tuple[Transition, ...]:
         """Return the changes of verdict, one after the other: each is judged by the former state of the later ones."""
@@ -352,7 +340,7 @@ class HealthLedger:
         new = record.latches.get(key)
         latch = new if new is not None and new.verdict is not Verdict.OK else old
         assert latch is not None
-        verdict, number = self._standing(key, new), xid_number(key)
+        verdict = self._standing(key, new)
         # A missing first look is no fault: the first fault of a GPU makes it Unhealthy
         open_ = {k: v for k, _, v in self.standing(uuid, key.device) if not SIGNALS[k.signal].of_process}
         open_ |= {k: self._standing(k, before) for k, before in later.items() if k.device in ("", key.device)}
@@ -365,9 +353,8 @@ class HealthLedger:
             latch.detail,
             latch.since,
             key.device,
-            number,
+            key.xid,
             "" if verdict is Verdict.OK else advice(key, self.policy, uuid, latch, record.facts),
-            "" if number is None else self.policy.xids.judge(number).name,
             max(open_.values(), default=Verdict.OK),
             key.part,
         )

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
-from msgspec.structs import replace
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.health.latch import REBOOT, RESET, Proof, Verdict
+from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.xid_table import XidRow, XidTable
 
 # Verdicts by their names in the table and in the config file
@@ -18,118 +17,6 @@ VERDICTS: Mapping[str, Verdict] = {
     "degraded": Verdict.DEGRADED,
     "fatal": Verdict.FATAL,
 }
-
-_LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i {gpu}), reset all GPUs that they join"
-_VENDOR = "have the GPU inspected by its vendor"
-_LOG = "look at the kernel's log and at NVIDIA's catalogue of Xid errors"
-_NOTHING = "nothing need be done"
-
-# Advice for the immediate actions of NVIDIA's catalogue that lead to a proof; `{gpu}` is replaced by the GPU's uuid
-_RECOVERIES: Mapping[Proof, Mapping[str, str]] = {
-    Proof.RESET: {
-        "CHECK_MECHANICALS": "check the GPU's power cables and seat, then reboot the node",
-        "RESET_GPU": RESET,
-        "RESTART_BM": REBOOT,
-        "RESTART_VM": "restart the virtual machine, or reboot the node",
-        "UPDATE_SWFW": "update the driver and the firmware, then reset the GPU",
-        "WORKFLOW_NVLINK5_ERR": _LINKS,
-        "WORKFLOW_NVLINK_ERR": _LINKS,
-        "WORKFLOW_XID_48": RESET,
-    },
-    Proof.REBOOT: {
-        "CHECK_MECHANICALS": "check the GPU's power cables and seat, then reboot the node",
-        "RESTART_BM": REBOOT,
-        "RESTART_VM": "restart the virtual machine, or reboot the node",
-    },
-}
-
-# Advice for the immediate actions of faults that end by themselves
-_PASSING: Mapping[str, str] = {
-    "CHECK_UVM": "look at the kernel's log for messages of the unified memory driver",
-    "CONTACT_SUPPORT": f"if it comes again, {_VENDOR}",
-    "RESTART_APP": "restart the application",
-    "WORKFLOW_XID_45": "look for the error before it; without one, a process ended or was killed, or see the signal fabric",
-    "XID_154": "carry out the driver's recovery action, which the kernel's log has as well",
-}
-
-_ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
-
-
-class Companions(msgspec.Struct, frozen=True):
-    """The `xids` that change an Xid's verdict if one comes `within` this time in seconds before or after it.
-
-    With `later`, only an Xid after it counts.
-    """
-
-    xids: frozenset[int]
-    within: float
-    later: bool = False
-
-
-class Judgement(msgspec.Struct, frozen=True):
-    """The policy for one Xid.
-
-    `verdict` is OK for an Xid that is only counted. `recovery` is the class of the proof that the fault is over. `name` is
-    empty and `listed` False for an Xid that is not in the table. `action` is the immediate action of NVIDIA's catalogue, or
-    empty. `firm` is True if the operator set the verdict, or the table fixes it, so that no recovery action changes it.
-
-    `raised` is the verdict if the Xid happened `count` times `within` this time in seconds, or with one of the Xids of
-    `brings`. `beside` has a signal, and the verdict during that signal's open latch. `silent` is the verdict on a part that
-    reports no recovery action. `repeats`, `whole_gpu` and `look` are the fields of the table's row. `linked` is the first driver
-    branch whose recovery action follows this Xid, 0 for all branches, None for no branch. `resets` is True if the driver may
-    request a reset, or more, because of this Xid.
-    """
-
-    verdict: Verdict
-    recovery: Proof = Proof.RESET
-    name: str = ""
-    action: str = ""
-    listed: bool = False
-    firm: bool = False
-    raised: Verdict = Verdict.OK
-    count: int = 1
-    within: float = 0.0
-    brings: Companions | None = None
-    beside: tuple[str, Verdict] | None = None
-    silent: Verdict = Verdict.OK
-    linked: int | None = None
-    repeats: bool = False
-    whole_gpu: bool = False
-    look: bool = False
-    resets: bool = True
-
-    def answered_by(self, driver_branch: int | None) -> bool:
-        """Return True if the recovery action of this driver branch follows this Xid, so that no request is evidence.
-
-        A branch of None is unknown.
-        """
-        return self.linked is not None and driver_branch is not None and driver_branch >= self.linked
-
-    def advised(self, verdict: Verdict, proof: Proof) -> str:
-        """Return advice to the operator for this verdict and proof, in a few words with `{gpu}` for the GPU."""
-        if proof is Proof.RMA:
-            return _VENDOR
-        if proof not in _RECOVERIES:
-            unknown = verdict is Verdict.DEGRADED and self.action in ("", "RESET_GPU")
-            return _PASSING.get(self.action, _LOG if unknown else _NOTHING)
-        if known := _RECOVERIES[proof].get(self.action):
-            return known
-        recovery = RESET if proof is Proof.RESET else REBOOT
-        if self.action == "CONTACT_SUPPORT":
-            return f"{recovery}; if it comes again, {_VENDOR}"
-        if verdict is not Verdict.DEGRADED:
-            return recovery
-        if self.action == "IGNORE":
-            return f"nothing at once, since work continues; {recovery}, which ends it"
-        return f"{_LOG}; {recovery}"
-
-    def proof(self, verdict: Verdict) -> Proof:
-        """Return the proof that closes a latch of this verdict. Time alone closes no latch that is FATAL."""
-        if verdict is Verdict.APP:
-            return Proof.APPLICATION
-        if verdict is Verdict.FATAL and self.recovery in (Proof.APPLICATION, Proof.QUIET):
-            return Proof.RESET
-        return Proof.QUIET if self.recovery is Proof.APPLICATION else self.recovery
 
 
 class XidList(msgspec.Struct, frozen=True):
@@ -169,7 +56,7 @@ class XidPolicy:
     numbers: Mapping[int, Verdict] = field(default_factory=dict)
     classes: Mapping[Proof, Verdict] = field(default_factory=dict)
 
-    def judge(self, xid: int) -> Judgement:
+    def judge(self, xid: int) -> XidRow:
         """Return the judgement of this Xid. An unknown Xid is DEGRADED, unless the driver requests a recovery."""
         return self._judged.get(xid) or self._judge(None, None)
 
@@ -179,33 +66,19 @@ class XidPolicy:
         return frozenset(xid for judged in self._judged.values() if judged.brings for xid in judged.brings.xids)
 
     @cached_property
-    def accompanied(self) -> frozenset[str]:
-        """The Xids, as values of `LatchKey.part`, whose verdict another Xid changes."""
-        return frozenset(str(xid) for xid, judged in self._judged.items() if judged.brings)
+    def accompanied(self) -> frozenset[int]:
+        """The Xids whose verdict another Xid changes."""
+        return frozenset(xid for xid, judged in self._judged.items() if judged.brings)
 
     @cached_property
-    def _judged(self) -> Mapping[int, Judgement]:
+    def _judged(self) -> Mapping[int, XidRow]:
         named = {*self.table, *self.numbers, *self.disabled.numbers, *self.enabled.numbers, *self.critical}
         return {xid: self._judge(self.table.get(xid), self._by_number(xid)) for xid in named}
 
-    def _judge(self, row: XidRow | None, named: Verdict | None) -> Judgement:
-        asked = named if named is not None else self._by_word(Proof(row.recovery) if row else None)
-        if row is None:
-            return Judgement(Verdict.DEGRADED if asked is None else asked, Proof.RESET, firm=asked is not None)
-        own = Judgement(
-            VERDICTS[row.verdict] if asked is None else asked,
-            Proof(row.recovery),
-            row.name,
-            row.action,
-            listed=True,
-            firm=asked is not None or row.always,
-            whole_gpu=row.whole_gpu,
-            look=row.look,
-            linked=row.linked_since,
-            resets=row.linked_since is not None or Proof(row.recovery) in _ENDED_BY_MORE,
-            repeats=row.repeats and asked in (None, Verdict.APP),
-        )
-        return own if own.firm else _with_rules(own, row)
+    def _judge(self, row: XidRow | None, named: Verdict | None) -> XidRow:
+        asked = named if named is not None else self._by_word(row.recovery if row else None)
+        row = row or XidRow()
+        return row if asked is None else row.set_to(asked)
 
     def _by_number(self, xid: int) -> Verdict | None:
         if xid in self.enabled.numbers or xid in self.critical:
@@ -223,19 +96,6 @@ class XidPolicy:
 def describe(xid: int, name: str = "") -> str:
     """Return words for an Xid, with its name if it has one."""
     return f"Xid {xid} ({name})" if name else f"Xid {xid}"
-
-
-def _with_rules(own: Judgement, row: XidRow) -> Judgement:
-    """Return a row's judgement with the rules that change its verdict."""
-    beside = (row.beside.signal, VERDICTS[row.beside.verdict]) if row.beside else None
-    own = replace(own, beside=beside, silent=VERDICTS[row.silent] if row.silent else Verdict.OK)
-    if row.escalate:
-        to = VERDICTS[row.escalate.to]
-        return replace(own, raised=to, count=row.escalate.count, within=float(row.escalate.within))
-    if row.brings:
-        brings = Companions(frozenset(row.brings.xids), float(row.brings.within), row.brings.later)
-        return replace(own, raised=VERDICTS[row.brings.verdict], brings=brings)
-    return own
 
 
 class HealthPolicy(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from gpu_plugin.config.choices import HEALTH_SIGNALS, Registry
 from gpu_plugin.health.latch import NOTHING, UNMARKED, AnyLatch, LatchKey, Marks, Memory
-from gpu_plugin.health.observation import Facts, Sample, XidEvent
+from gpu_plugin.health.observation import Facts, Sample
 from gpu_plugin.health.policy import HealthPolicy
 
 
@@ -127,11 +127,6 @@ class Signal(msgspec.Struct, frozen=True):
     def of_process(self) -> bool:
         """True if it is a state of this process, such as a missing first look, and not evidence about the GPU."""
         return not self.sees
-
-    @property
-    def numbered(self) -> bool:
-        """True if it has a latch for each Xid."""
-        return self.parts is not None and XidEvent in self.sees
 
 
 # Advice that several signals give

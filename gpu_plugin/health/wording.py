@@ -36,8 +36,6 @@ _STATES = {Verdict.FATAL: "Unhealthy", Verdict.DEGRADED: "degraded"}
 def news(change: Transition, name: str) -> News:
     """Return a change in words. `name` is the name of the GPU, or of its MIG device."""
     detail = change.detail or change.signal
-    if change.xid_name and change.xid_name not in detail:
-        detail = f"{detail}: {change.xid_name}"
     if change.signal in SIGNALS and SIGNALS[change.signal].kind is SignalKind.ORDER:
         return _order(change, name, detail)
     tail = _tail(change)

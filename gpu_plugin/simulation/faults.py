@@ -9,6 +9,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, RecoveryAction, Return
+from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.simulation import device_nodes
 from gpu_plugin.simulation.fault_values import Reader, flag, read_instance, read_profiles, read_seconds, whole
@@ -17,7 +18,7 @@ from gpu_plugin.simulation.gpu_faults import GPU_FAULTS, MASK, require
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 # The action that a driver requests after a fatal Xid, by the Xid's way of recovery
-_RECOVERIES = {"reset": int(RecoveryAction.GPU_RESET), "reboot": int(RecoveryAction.NODE_REBOOT)}
+_RECOVERIES = {Proof.RESET: int(RecoveryAction.GPU_RESET), Proof.REBOOT: int(RecoveryAction.NODE_REBOOT)}
 
 Effect = Callable[
     ..., str
@@ -45,7 +46,7 @@ def _recovery_after(xid: int) -> int:
     changes that.
     """
     row = XID_TABLE.get(xid)
-    return _RECOVERIES.get(row.recovery, 0) if row is not None and row.verdict == "fatal" else 0
+    return _RECOVERIES.get(row.recovery, 0) if row is not None and row.verdict is Verdict.FATAL else 0
 
 
 def _event(node: SimulatedNode, gpu: int, kind: int) -> str:

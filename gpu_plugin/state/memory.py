@@ -9,7 +9,7 @@ import msgspec
 from gpu_plugin.config.words import counted
 from gpu_plugin.devices.device import Resource, is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.evidence import Evidence, decode
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.log import DEVICES, GPUS, HEALTH, StateLog
 from gpu_plugin.state.records import (
@@ -19,7 +19,6 @@ from gpu_plugin.state.records import (
     GpuRecord,
     HealthRecord,
     by_name,
-    entry,
     resources,
 )
 
@@ -89,7 +88,7 @@ class Memory:
         found, faults = [], []
         for place, raw in enumerate(memory.evidence):
             try:
-                found.append(entry(raw))
+                found.append(decode(raw))
             except ValueError as error:
                 faults.append(f"entry {place} is invalid and left out: {error}")
         if faults:

@@ -7,7 +7,6 @@ import msgspec
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.evidence import Evidence
 
 OWN_MARKS_FILE = "cluster.json"
 HANDOVER_FILE = "handover.json"
@@ -62,17 +61,6 @@ class OwnMarks(msgspec.Struct, frozen=True):
 
     condition: bool = False
     taint: bool = False
-
-
-def entry(raw: msgspec.Raw) -> Evidence:
-    """Decode an entry of evidence. Raises ValueError, with the reason, if the entry is invalid."""
-    try:
-        found = msgspec.json.decode(raw, type=Evidence)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    if not found.possible:
-        raise ValueError("its times or numbers are out of range")
-    return found
 
 
 def by_name(listed: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.latch import Transition, Verdict
+from gpu_plugin.health.latch import XID, Transition, Verdict
 from gpu_plugin.health.policy import describe
-from gpu_plugin.health.signals import xid as xid_signal
 from gpu_plugin.health.wording import Change, news
 
 log = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ class RepeatedXids:
         else:
             words = "was raised again; the GPU's verdict stays"
         level, which = min(_LEVELS[verdict], logging.WARNING), whose(uuid, gpus)
-        fields = _fields(uuid=uuid, signal=xid_signal.NAME, verdict=verdict.name, xid=xid)
+        fields = _fields(uuid=uuid, signal=XID, verdict=verdict.name, xid=xid)
         log.log(level, "%s: %s %s%s", which, describe(xid, name), words, more, extra=fields)
 
 

@@ -1,6 +1,7 @@
 """The signals by name, the observations that each of them gets, and the verdict and advice of their latches.
 
-A new signal is a decorated function in a file here, and a line in `config.choices.HEALTH_SIGNALS`.
+A new signal is a decorated function in a file here, or a row of the tables in `levels` and `counters`, and a line in
+`config.choices.HEALTH_SIGNALS`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from gpu_plugin.health.observation import Facts, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signal import DEFINED, Case, OperatorInfluence, Signal, SignalKind
 
-__all__ = ["SIGNALS", "Signal", "SignalKind", "advice", "shown", "standing", "xid_number"]
+__all__ = ["SIGNALS", "Signal", "SignalKind", "advice", "shown", "standing"]
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -61,11 +62,6 @@ def standing(key: LatchKey, latch: AnyLatch | None, policy: HealthPolicy) -> Ver
 
 
 def advice(key: LatchKey, policy: HealthPolicy, gpu: str, latch: AnyLatch, facts: Facts = UNKNOWN) -> str:
-    """Return advice to the operator about an open latch of a GPU, empty if there is none. `gpu` is its uuid, for commands."""
+    """Return advice to the operator about an open latch; empty if the signal has no advice. `gpu` is its uuid, for commands."""
     action = SIGNALS[key.signal].action
     return (action if isinstance(action, str) else action(Case(key, latch, policy, gpu, facts=facts))).format(gpu=gpu)
-
-
-def xid_number(key: LatchKey) -> int | None:
-    """Return the number of a latch's Xid; None for any other signal."""
-    return int(key.part) if SIGNALS[key.signal].numbered and key.part else None

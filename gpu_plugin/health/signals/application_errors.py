@@ -1,7 +1,7 @@
 """Applications that keep failing on one GPU. The signal distinguishes a bad application from a bad GPU."""
 
 import re
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
@@ -9,9 +9,8 @@ from gpu_plugin.health.hysteresis import MINUTE, recent
 from gpu_plugin.health.latch import RESET, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
 from gpu_plugin.health.observation import ApplicationError, Sample
 from gpu_plugin.health.policy import describe
-from gpu_plugin.health.proof import after_recovery
+from gpu_plugin.health.proof import UNKNOWN, AsksNothing, after_recovery
 from gpu_plugin.health.signal import Context, SignalKind, signal
-from gpu_plugin.health.silence import UNKNOWN, AsksNothing
 
 NAME = "application-errors"
 
@@ -51,6 +50,8 @@ class Errors(Memory, frozen=True):
     wedged: bool = False
     unasked: AsksNothing = UNKNOWN
 
+    unstored: ClassVar[tuple[str, ...]] = ("unasked",)
+
     @property
     def lasting(self) -> bool:
         """True if there were errors."""
@@ -62,10 +63,6 @@ class Errors(Memory, frozen=True):
         return len(self.owned), len(self.unknown), None if self.last is None else self.last // MINUTE
 
     counted = counted_closed  # the latch closes some time after the last error
-
-    def stored(self) -> Self:
-        """Return the memory with the errors alone."""
-        return replace(self, unasked=UNKNOWN)
 
     def joined(self, other: Self) -> Self:
         """Return the memory with the other's errors added."""

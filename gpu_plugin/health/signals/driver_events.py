@@ -1,14 +1,14 @@
-"""Events of the driver, other than Xids, that report a failing GPU."""
+"""Events of the driver, other than Xids, that report a failing GPU, and the delivery of all events."""
 
 import re
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar
 
 from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import EventType
-from gpu_plugin.health.latch import RESET, Latch, Memory, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import DriverEvent, Sample
+from gpu_plugin.health.latch import NOTHING, RESET, Latch, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Sample, XidEvent
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import Context, SignalKind, signal
 
@@ -33,9 +33,7 @@ class EventMemory(Memory, frozen=True):
 
     quiet_since: float | None = None
 
-    def stored(self) -> Self:
-        """Return the memory without its time, because events are lost while no process runs."""
-        return replace(self, quiet_since=None)
+    unstored: ClassVar[tuple[str, ...]] = ("quiet_since",)  # events are lost while no process runs
 
 
 def until(latch: Latch[EventMemory]) -> float | None:
@@ -80,3 +78,25 @@ def driver_event(
     if after.memory.quiet_since is None:
         return replace(after, memory=EventMemory(ctx.now))
     return None if ctx.now - after.memory.quiet_since >= QUIET_SECONDS else after
+
+
+@signal(
+    "events",
+    SignalKind.READING,
+    "look at the log of the plugin and of the kernel; reload the driver if this continues",
+    sees=(EventDelivery, XidEvent, DriverEvent),
+    clears="the driver delivers events again",
+)
+def events(
+    latch: Latch[Memory] | None, seen: EventDelivery | XidEvent | DriverEvent, ctx: Context
+) -> Latch[Memory] | None:
+    """Opens when the wait for events keeps failing; closes when it works again, or an event came.
+
+    It is never FATAL, because looks still show most faults, though not the number of an Xid.
+    """
+    if isinstance(seen, EventDelivery) and seen.trouble:
+        words = f"the driver's events do not reach us, health relies on polling: {seen.trouble}"
+        if latch is None:
+            return Latch(NOTHING, Verdict.DEGRADED, words, ctx.now)
+        return replace(latch, detail=words)
+    return None

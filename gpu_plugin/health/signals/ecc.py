@@ -1,4 +1,4 @@
-"""Uncorrected memory errors, by the driver's own volatile count."""
+"""Memory errors that a reset ends: the driver's volatile count of uncorrected errors, and rows that a reset will remap."""
 
 from msgspec.structs import replace
 
@@ -59,3 +59,29 @@ def _verdict(seen: Sample, ctx: Context, *, now: bool) -> Verdict:
 
 def _words(count: int) -> str:
     return f"{counted(count, 'uncorrected memory error')} since the GPU was reset or the driver loaded"
+
+
+@signal(
+    "remap-pending",
+    SignalKind.READING,
+    RESET,
+    asks=("remap_pending",),
+    clears="no remapping waits for a reset",
+    recovers=True,
+)
+def remap_pending(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> Latch[Memory] | None:
+    """DEGRADED while a remapping waits for a reset; closes when no remapping waits.
+
+    A GPU that was partitioned into MIG instances since then does not report it (nvmlDeviceGetRemappedRows). In that case the
+    proof of a reset closes the latch.
+    """
+    if seen.remap_pending is None:
+        return latch and after_recovery(latch, seen, ctx)
+    if not seen.remap_pending:
+        return None
+    words = "the remapping of a memory row waits for a reset of the GPU; new work is not affected"
+    if latch is None:
+        recovery = Recovery(ctx.marks.sure(seen, ctx.now))
+        return Latch(NOTHING, Verdict.DEGRADED, words, ctx.now, Proof.RESET, recovery)
+    again = latch.renewed(NOTHING, latch.recovery.marks.sure(seen, ctx.now))
+    return latch if again == latch else again

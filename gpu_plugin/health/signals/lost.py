@@ -1,11 +1,10 @@
-"""The driver reports that the GPU is lost, or that it must be reset."""
+"""The driver reports that the GPU is lost."""
 
-from typing import Self
+from typing import ClassVar
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, REBOOT, RESET, Latch, LatchKey, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import REBOOT, Latch, LatchKey, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Fault, Order, Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import Context, OperatorInfluence, SignalKind, signal
@@ -31,9 +30,7 @@ class LostMemory(Memory, frozen=True):
     opening: int | None = None
     answers: bool = False
 
-    def stored_open(self) -> Self:
-        """Return the memory with the opening alone."""
-        return replace(self, answers=False)
+    unstored: ClassVar[tuple[str, ...]] = ("answers",)
 
 
 GONE = LostMemory()
@@ -87,20 +84,6 @@ def _answered(latch: Latch[LostMemory], seen: Sample) -> Latch[LostMemory]:
     if reset and not latch.recovery.reset:
         latch = replace(latch, recovery=replace(latch.recovery, reset=True, clean=0))
     return latch if memory == known else replace(latch, memory=memory)
-
-
-@signal(
-    "reset-required",
-    SignalKind.READING,
-    RESET,
-    memory=LEVEL,
-    influence=OperatorInfluence.NONE,
-    clears="no reset is required at three checks in a row",
-)
-def reset_required(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """Opens on NVML_ERROR_RESET_REQUIRED; closes after three looks in a row without it: the driver itself reports the end."""
-    bad = True if seen.fault is Fault.RESET_REQUIRED else False if seen.core_answered else None
-    return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
 _RELEASE = LatchKey(MAINTENANCE)

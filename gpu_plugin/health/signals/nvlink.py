@@ -1,27 +1,19 @@
-"""A GPU's NVLinks: links that went down, and errors on links."""
+"""NVLinks of a GPU that went down."""
 
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Moment, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context, SignalKind, signal
-from gpu_plugin.health.totals import Counted, Counters, counted
 
-# Seconds after which a link that is down at every look makes the GPU unfit.
+# Seconds after which a link makes the GPU unfit if it is down at every look.
 # NVIDIA's Health Validation calls any inactive link of an A100, H100, GB200 or GB300 critical, and drains and resets
 # the GPU (https://docs.nvidia.com/health-validation/reference/checks/nvlink). Links of a GPU whose peer is reset are
 # down for less.
 STAYS_DOWN = 300.0
-
-CRC_ERRORS = 100  # more than this are too many
-WITHIN = 3600.0  # seconds in which CRC errors are counted
-QUIET = 3600.0  # seconds without too many, and without a failed recovery, that close
-
-COUNTERS = Counters("nvlink_failed_recoveries", "nvlink_crc_errors", CRC_ERRORS, WITHIN)
 
 
 class Links(Memory, frozen=True):
@@ -36,6 +28,8 @@ class Links(Memory, frozen=True):
     named: int = 0
     row: int = 0
     down_since: Moment | None = None
+
+    unstored: ClassVar[tuple[str, ...]] = ("row",)
 
     @property
     def gathering(self) -> bool:
@@ -54,13 +48,9 @@ class Links(Memory, frozen=True):
 
     counted = counted_closed  # more links may go down
 
-    def stored(self) -> Self:
-        """Return the memory without the number of looks with all links up."""
-        return replace(self, row=0)
-
     def after_boot(self) -> Self:
         """Return the memory without the time before the boot."""
-        return replace(self, row=0, down_since=None)
+        return self.without(("row", "down_since"))
 
 
 @signal(
@@ -74,8 +64,8 @@ class Links(Memory, frozen=True):
 def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Links] | None:
     """DEGRADED if a link that was up is down at two looks in a row, FATAL if links stay down for `STAYS_DOWN`.
 
-    Closes after three looks in a row with all links up. A link that was never up is ignored. A GPU in MIG mode does not use its
-    links (NVIDIA's MIG user guide: no peer-to-peer). They may be powered down then, so the latch is dropped.
+    Closes after three looks in a row with all formerly active links up. Other links are ignored. A GPU in MIG mode does not use
+    its links (NVIDIA's MIG user guide: no peer-to-peer). They may be powered down then, so the latch is dropped.
     """
     if ctx.facts.mig:
         return None
@@ -103,28 +93,6 @@ def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Link
         words = f"{_words(named)} and stays down" if verdict is Verdict.FATAL else _words(named)
         return latch.renewed(memory, verdict=verdict, detail=words)
     return latch if memory == known else replace(latch, memory=memory)
-
-
-@signal(
-    "nvlink-errors",
-    SignalKind.EVENT,
-    "look at nvidia-smi nvlink --errorcounters -i {gpu}, and at the links' cables or bridges",
-    memory=Counted(),
-    asks=COUNTERS[:2],
-    clears="an hour passes without a failed recovery and with few CRC errors",
-)
-def nvlink_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
-    """Opens on a recovery that failed, or on too many CRC errors within an hour; closes after an hour without either.
-
-    The totals count failed recoveries and CRC errors, and the times are of the last CRC errors.
-    """
-
-    def judge(known: Latch[Counted], fresh: Counted, failed: int, bad: bool | None) -> Latch[Counted] | None:  # noqa: FBT001
-        words = f"more than {CRC_ERRORS} CRC errors on NVLinks within an hour"
-        words = "an NVLink failed to recover" if failed else words
-        return level(known, ctx, fresh, bad=bad, verdict=Verdict.DEGRADED, detail=words, leave_seconds=QUIET)
-
-    return counted(latch, seen, ctx, COUNTERS, judge)
 
 
 def _mask(links: Sequence[bool]) -> int:

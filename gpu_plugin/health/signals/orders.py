@@ -18,6 +18,12 @@ _RELEASED = "maintenance"
 _RESUMED = "resumed; no good look at it yet"
 
 
+class Reason(Memory, frozen=True):
+    """The operator's `reason` of a cordon; it may be empty."""
+
+    reason: str = ""
+
+
 class Release(Memory, frozen=True):
     """`resumed` is True after the operator's `resume`: then the first good look closes the latch."""
 
@@ -38,16 +44,18 @@ def advice(case: Case) -> str:
     CORDON,
     SignalKind.ORDER,
     "lift it once new pods may have the GPU",
+    memory=Reason(),
     sees=(Order,),
     clears="an operator lifts the cordon",
 )
-def cordon(latch: Latch[Memory] | None, seen: Order, ctx: Context) -> Latch[Memory] | None:
+def cordon(latch: Latch[Reason] | None, seen: Order, ctx: Context) -> Latch[Reason] | None:
     """Opens and closes by order of the operator alone."""
     if seen.verb == "cordon":
-        detail = f"{_CORDONED}: {seen.reason}" if seen.reason else _CORDONED
-        if latch is not None and detail in (latch.detail, _CORDONED):
+        if latch is not None and seen.reason in ("", latch.memory.reason):
             return latch
-        return Latch(NOTHING, Verdict.FATAL, detail, latch.since if latch else ctx.now, Proof.OPERATOR)
+        detail = f"{_CORDONED}: {seen.reason}" if seen.reason else _CORDONED
+        since = latch.since if latch else ctx.now
+        return Latch(Reason(seen.reason), Verdict.FATAL, detail, since, Proof.OPERATOR)
     return None if seen.verb == "uncordon" else latch
 
 
@@ -80,7 +88,7 @@ def maintenance(latch: Latch[Release] | None, seen: Sample | Order, ctx: Context
 
 
 def release(since: float) -> Latch[Release]:
-    """Return the latch of a GPU that is released since this Unix time in seconds."""
+    """Return the latch of a GPU, released since this Unix time in seconds."""
     return Latch(Release(), Verdict.FATAL, _RELEASED, since, Proof.OPERATOR)
 
 

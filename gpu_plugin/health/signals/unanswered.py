@@ -1,13 +1,12 @@
-"""The driver does not answer for the GPU: a call hangs, or fails with an error that no other signal covers."""
+"""The driver does not answer for the GPU: calls fail with an error that no other signal covers."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, REBOOT, Latch, Memory, Moment, Verdict, merged
+from gpu_plugin.health.latch import Latch, Memory, Moment, Verdict, merged
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.health.signal import KERNEL_LOG, Context, OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import KERNEL_LOG, Context, SignalKind, signal
 
 FAILURES = 3  # failed looks that are DEGRADED
 AMONG = 5  # the failed looks must be among this number of looks
@@ -27,6 +26,8 @@ class Answers(Memory, frozen=True):
     failures: tuple[Moment, ...] = ()
     row: int = 0
 
+    unstored: ClassVar[tuple[str, ...]] = ("row",)
+
     @property
     def gathering(self) -> bool:
         """True if the next look may change the verdict."""
@@ -39,17 +40,13 @@ class Answers(Memory, frozen=True):
 
     @property
     def counted_closed(self) -> object:
-        """The outcomes of the last looks."""
-        return self.looks
+        """The outcomes of the last looks, and the times of the failures: looks that all fail, but seldom, have one outcome."""
+        return self.looks, self.failures
 
     @property
     def counted(self) -> object:
         """The number of failures."""
         return len(self.failures)
-
-    def stored(self) -> Self:
-        """Return the memory without the row of equal outcomes."""
-        return replace(self, row=0)
 
     def stored_open(self) -> Self:
         """Return the memory without the row of equal outcomes."""
@@ -58,20 +55,6 @@ class Answers(Memory, frozen=True):
     def joined(self, other: Self) -> Self:
         """Return the memory with the other's failures added."""
         return replace(self, failures=merged(self.failures, other.failures, FATAL_AFTER))
-
-
-@signal(
-    "hung",
-    SignalKind.READING,
-    REBOOT,
-    memory=LEVEL,
-    influence=OperatorInfluence.NONE,
-    clears="it answers three times in a row",
-)
-def hung(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """Opens when a call did not return in time; closes after three good looks in a row."""
-    bad = True if seen.fault is Fault.HUNG else False if seen.core_answered else None
-    return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
 @signal("unanswered", SignalKind.READING, KERNEL_LOG, memory=Answers(), clears="it answers five times in a row")

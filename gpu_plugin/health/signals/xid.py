@@ -2,22 +2,20 @@
 
 import re
 from enum import StrEnum
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
 from gpu_plugin.config.times import duration
 from gpu_plugin.config.values import spell_duration
 from gpu_plugin.health.hysteresis import MINUTE, recent
-from gpu_plugin.health.latch import RESET, Latch, LatchKey, Memory, Moment, Proof, Recovery, Span, Verdict, merged
+from gpu_plugin.health.latch import RESET, XID, Latch, LatchKey, Memory, Moment, Proof, Recovery, Span, Verdict, merged
 from gpu_plugin.health.observation import Sample, XidEvent
-from gpu_plugin.health.policy import Companions, Judgement, describe
-from gpu_plugin.health.proof import after_recovery, recovered
+from gpu_plugin.health.policy import describe
+from gpu_plugin.health.proof import PROVEN_SECONDS, UNKNOWN, AsksNothing, after_recovery, recovered
 from gpu_plugin.health.signal import Case, Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
-from gpu_plugin.health.silence import PROVEN_SECONDS, UNKNOWN, AsksNothing
-
-NAME = "xid"
+from gpu_plugin.health.xid_table import Companions, XidRow
 
 APPLICATION_QUIET = 600.0  # seconds without another Xid of the number that close what is an application's
 QUIET = 86400.0  # seconds without another that close what is worth a look
@@ -56,6 +54,9 @@ class Occurrences(Memory, frozen=True):
     last: Moment | None = None
     unasked: AsksNothing = UNKNOWN
 
+    # The next process begins with a look, and counts the driver's silence from zero
+    unstored: ClassVar[tuple[str, ...]] = ("look", "unasked")
+
     @property
     def gathering(self) -> bool:
         """Whether a look at once is due."""
@@ -70,10 +71,6 @@ class Occurrences(Memory, frozen=True):
     def counted(self) -> object:
         """The parts that are stored when they change. The last time is rounded to minutes, so that a storm is stored seldom."""
         return self.weighed, self.asked, len(self.times), None if self.last is None else self.last // MINUTE
-
-    def stored(self) -> Self:
-        """The memory for a restart: the next process begins with a look, and counts the driver's silence from zero."""
-        return replace(self, look=False, unasked=UNKNOWN)
 
     def joined(self, other: Self) -> Self:
         """The memory with the other's episodes added."""
@@ -100,24 +97,24 @@ def last(latch: Latch[Occurrences]) -> float:
 
 def advice(case: Case) -> str:
     """Advice to the operator that matches the verdict, also after an escalation or a request of the driver."""
-    judged, latch = case.policy.xids.judge(int(case.key.part)), case.latch
-    if judged.count > 1 and latch.verdict > judged.verdict and latch.proof is Proof.QUIET:
+    row, latch = case.policy.xids.judge(int(case.key.part)), case.latch
+    if row.count > 1 and latch.verdict > row.verdict and latch.proof is Proof.QUIET:
         return RESET  # the catalogue's action is for a single one
-    return judged.advised(latch.verdict, latch.proof)
+    return row.advised(latch.verdict, latch.proof)
 
 
 def lowered_by(case: Case) -> str:
     """The way in which a driver can make a FATAL Xid DEGRADED, as a sentence; empty if it cannot."""
-    judged, facts, memory = case.policy.xids.judge(int(case.key.part)), case.facts, case.latch.memory
-    linked = facts.says_action and judged.answered_by(facts.driver_branch)
-    if case.latch.verdict is not Verdict.FATAL or not linked or judged.firm or memory.asked:
+    row, facts, memory = case.policy.xids.judge(int(case.key.part)), case.facts, case.latch.memory
+    linked = facts.says_action and row.answered_by(facts.driver_branch)
+    if case.latch.verdict is not Verdict.FATAL or not linked or row.firm or memory.asked:
         return ""
     seconds = duration(PROVEN_SECONDS), duration(memory.unasked.seconds)
     return "It becomes DEGRADED if the driver asks for nothing for {} ({} of it so far).".format(*seconds)
 
 
 @signal(
-    NAME,
+    XID,
     SignalKind.EVENT,
     advice,
     memory=Occurrences(),
@@ -139,62 +136,58 @@ def xid(latch: Latch[Occurrences] | None, seen: Sample | XidEvent, ctx: Context)
     if latch is None and isinstance(seen, Sample):
         return None
     number = int(ctx.key.part)
-    judged = ctx.policy.xids.judge(number)
+    row = ctx.policy.xids.judge(number)
     if isinstance(seen, XidEvent):
-        return _happened(latch, judged, ctx) if seen.xid == number else latch and _accompanied(latch, judged, ctx)
+        return _happened(latch, row, ctx) if seen.xid == number else latch and _accompanied(latch, row, ctx)
     assert latch is not None
     if latch.verdict <= Verdict.APP and latch.memory.times and recovered(ctx.marks, seen, ctx.now):
         latch = replace(latch, memory=replace(latch.memory, times=()))
     times = latch.memory.times
     if latch.verdict is Verdict.OK:
         return latch if times and ctx.now - times[-1] <= latch.memory.within else None
-    if judged.verdict is Verdict.OK:  # the policy changed
+    if row.verdict is Verdict.OK:  # the policy changed
         return None
     if latch.proof in (Proof.APPLICATION, Proof.QUIET) and seen.core_answered and ctx.now >= until(latch):
-        times = () if latch.recovery.ended_before else recent(times, ctx.now, judged.within)
-        return Latch(Occurrences(times, judged.within)) if times and judged.within else None
-    return _looked(latch, seen, judged, ctx)
+        times = () if latch.recovery.ended_before else recent(times, ctx.now, row.within)
+        return Latch(Occurrences(times, row.within)) if times and row.within else None
+    return _looked(latch, seen, row, ctx)
 
 
-def _happened(latch: Latch[Occurrences] | None, judged: Judgement, ctx: Context) -> Latch[Occurrences] | None:
+def _happened(latch: Latch[Occurrences] | None, row: XidRow, ctx: Context) -> Latch[Occurrences] | None:
     """The latch after another Xid of its number."""
-    if judged.verdict is Verdict.OK:
+    if row.verdict is Verdict.OK:
         return None
     if latch is None or latch.verdict is Verdict.OK:
         latch = Latch(Occurrences(latch.memory.times if latch else ()), since=ctx.now)
-    elif latch.verdict is Verdict.APP and judged.count == 1 and last(latch) > ctx.now - _BURST:
+    elif latch.verdict is Verdict.APP and row.count == 1 and last(latch) > ctx.now - _BURST:
         return latch
     memory = latch.memory
     before = () if latch.recovery.ended_before else memory.times  # a reset ended what happened before it
-    same = judged.within > 0 and _goes_on(latch, before, ctx.now)
-    times = recent(before if same else (*before, ctx.now), ctx.now, judged.within, judged.count)
-    stays = memory.weighed is Adjustment.RAISED and judged.raised > judged.verdict
+    same = row.within > 0 and _goes_on(latch, before, ctx.now)
+    times = recent(before if same else (*before, ctx.now), ctx.now, row.within, row.count)
+    stays = memory.weighed is Adjustment.RAISED and row.raised > row.verdict
     weighed = Adjustment.AS_IT_IS  # a lowered verdict does not carry over to the next Xid
-    if stays or len(times) >= judged.count > 1:
+    if stays or len(times) >= row.count > 1:
         weighed = Adjustment.RAISED
-    elif judged.brings is not None and judged.brings.later:
-        weighed = Adjustment.EXPLAINED if _kept_coming(judged.brings, ctx) else weighed
-    elif judged.brings is not None and _came(judged.brings, ctx.now - judged.brings.within, ctx.now, ctx):
+    elif row.brings is not None and row.brings.later:
+        weighed = Adjustment.EXPLAINED if _kept_coming(row.brings, ctx) else weighed
+    elif row.brings is not None and _came(row.brings, ctx.now - row.brings.within, ctx.now, ctx):
         weighed = Adjustment.RAISED
     asked = memory.asked or asks(ctx.action, ctx)
-    return _judge(latch.renewed(Occurrences(times, judged.within, weighed, asked, judged.look, ctx.now)), judged, ctx)
+    return _judge(latch.renewed(Occurrences(times, row.within, weighed, asked, row.look, ctx.now)), row, ctx)
 
 
-def _accompanied(latch: Latch[Occurrences], judged: Judgement, ctx: Context) -> Latch[Occurrences]:
+def _accompanied(latch: Latch[Occurrences], row: XidRow, ctx: Context) -> Latch[Occurrences]:
     """The latch after an Xid of another number, which may raise it."""
-    brings, then = judged.brings, last(latch)
-    if (
-        brings is None
-        or Verdict.OK in (latch.verdict, judged.verdict)
-        or latch.memory.weighed is not Adjustment.AS_IT_IS
-    ):
+    brings, then = row.brings, last(latch)
+    if brings is None or Verdict.OK in (latch.verdict, row.verdict) or latch.memory.weighed is not Adjustment.AS_IT_IS:
         return latch
     if not _came(brings, then if brings.later else then - brings.within, then + brings.within, ctx):
         return latch
-    return _judge(replace(latch, memory=replace(latch.memory, weighed=Adjustment.RAISED)), judged, ctx)
+    return _judge(replace(latch, memory=replace(latch.memory, weighed=Adjustment.RAISED)), row, ctx)
 
 
-def _looked(latch: Latch[Occurrences], seen: Sample, judged: Judgement, ctx: Context) -> Latch[Occurrences] | None:
+def _looked(latch: Latch[Occurrences], seen: Sample, row: XidRow, ctx: Context) -> Latch[Occurrences] | None:
     """The latch after a look; None once it is proven over."""
     memory = replace(latch.memory, look=False)
     if latch.verdict is not Verdict.APP:  # a request after an application's error is for something else
@@ -202,29 +195,29 @@ def _looked(latch: Latch[Occurrences], seen: Sample, judged: Judgement, ctx: Con
         if after is None:
             return None
         latch, memory = after, replace(memory, asked=memory.asked or asks(seen.recovery_action, ctx))
-    if latch.verdict is Verdict.FATAL and not memory.asked and judged.answered_by(ctx.facts.driver_branch):
+    if latch.verdict is Verdict.FATAL and not memory.asked and row.answered_by(ctx.facts.driver_branch):
         memory = replace(memory, unasked=memory.unasked.after(seen, ctx))
         if memory.unasked.is_proven:
             memory = replace(memory, weighed=Adjustment.LOWERED)
-    return _judge(latch if memory == latch.memory else replace(latch, memory=memory), judged, ctx)
+    return _judge(latch if memory == latch.memory else replace(latch, memory=memory), row, ctx)
 
 
-def _judge(latch: Latch[Occurrences], judged: Judgement, ctx: Context) -> Latch[Occurrences]:
+def _judge(latch: Latch[Occurrences], row: XidRow, ctx: Context) -> Latch[Occurrences]:
     """The latch with the verdict, the words and the proof that follow from the policy, the memory and the other signals."""
-    verdict, memory = judged.verdict, latch.memory
-    detail = describe(int(ctx.key.part), judged.name if judged.listed else "unknown to this version")
-    if not judged.firm:
-        if memory.weighed is Adjustment.RAISED and (judged.raised > verdict or judged.brings):
-            verdict, detail = judged.raised, f"{detail}, {_how(judged)}"
-        elif memory.weighed is Adjustment.LOWERED and judged.answered_by(ctx.facts.driver_branch):
+    verdict, memory = row.verdict, latch.memory
+    detail = describe(int(ctx.key.part), row.name or "unknown to this version")
+    if not row.firm:
+        if memory.weighed is Adjustment.RAISED and (row.raised > verdict or row.brings):
+            verdict, detail = row.raised, f"{detail}, {_how(row)}"
+        elif memory.weighed is Adjustment.LOWERED and row.answered_by(ctx.facts.driver_branch):
             verdict, detail = min(verdict, Verdict.DEGRADED), f"{detail}, after which the driver asks for no recovery"
         if not ctx.facts.says_action:
-            verdict = max(verdict, judged.silent)
-        if judged.beside is not None and _holds(judged.beside, latch, ctx):
-            verdict = max(verdict, judged.beside[1])
-        if memory.asked and verdict is Verdict.DEGRADED and judged.resets:
+            verdict = max(verdict, row.silent)
+        if row.beside is not None and _holds(row.beside, latch, ctx):
+            verdict = max(verdict, row.beside[1])
+        if memory.asked and verdict is Verdict.DEGRADED and row.resets:
             verdict = Verdict.FATAL
-    proof = judged.proof(verdict)
+    proof = row.proof(verdict)
     if (verdict, proof, detail) == (latch.verdict, latch.proof, latch.detail):
         return latch
     recovery = latch.recovery
@@ -242,10 +235,10 @@ def _holds(beside: tuple[str, Verdict], latch: Latch[Occurrences], ctx: Context)
     return verdict is latch.verdict is Verdict.FATAL and latch.memory.weighed is not Adjustment.LOWERED
 
 
-def _how(judged: Judgement) -> str:
-    if judged.brings is not None:
-        return f"together with Xid {' or '.join(map(str, sorted(judged.brings.xids)))}"
-    return f"{judged.count} times within {spell_duration(judged.within)}"
+def _how(row: XidRow) -> str:
+    if row.brings is not None:
+        return f"together with Xid {' or '.join(map(str, sorted(row.brings.xids)))}"
+    return f"{row.count} times within {spell_duration(row.within)}"
 
 
 def _goes_on(latch: Latch[Occurrences], times: tuple[float, ...], now: float) -> bool:
@@ -269,7 +262,7 @@ def _kept_coming(brings: Companions, ctx: Context) -> bool:
 
 def _began(number: int, last: float, ctx: Context) -> float:
     """Unix time in seconds at which the Xid of this number came first, as far as it is open; else `last`."""
-    latch = ctx.open.get(LatchKey(NAME, str(number), ctx.key.device))
+    latch = ctx.open.get(LatchKey(XID, str(number), ctx.key.device))
     return last if latch is None or latch.verdict is Verdict.OK else latch.since
 
 

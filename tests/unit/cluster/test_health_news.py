@@ -51,11 +51,9 @@ def test_each_change_that_matters_has_one_of_few_reasons(happened, told):
 
 
 def test_operators_are_told_what_to_do_and_owners_of_pods_are_not():
-    happened = change(
-        "xid", OK, FATAL, detail="Xid 48", xid=48, xid_name="double-bit ECC error", action="reset it\x1b[2J"
-    )
+    happened = change("xid", OK, FATAL, detail="Xid 48 (double-bit ECC error)", xid=48, action="reset it\x1b[2J")
     told: Any = news(happened, GPUS, NODE, 1.0)
-    expected = "GPU 3 (0000:1b:00.0, GPU-a) is Unhealthy: Xid 48: double-bit ECC error"
+    expected = "GPU 3 (0000:1b:00.0, GPU-a) is Unhealthy: Xid 48 (double-bit ECC error)"
     assert told.message == expected + r". What to do: reset it\x1b[2J"
     assert told.warning
     of_pod: Any = news(happened, GPUS, POD, 1.0)

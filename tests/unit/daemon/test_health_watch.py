@@ -14,8 +14,9 @@ from gpu_plugin.daemon.health_watch import UNLISTED, HealthWatch
 from gpu_plugin.daemon.reported_errors import Error, ReportedErrors
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.latch import Transition, Verdict
+from gpu_plugin.health.latch import NOTHING, Latch, Proof, Transition, Verdict
 from gpu_plugin.health.observation import ApplicationError, Fault, Order, Sample, XidEvent
+from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.daemon.calling_pulse import CallingPulse
 from tests.unit.health.ledgers import SEEN
@@ -70,20 +71,10 @@ def watch():
     return Watch()
 
 
-def evidence(uuid, signal="xid", **more):
-    return Evidence(
-        **{
-            "boot_id": "one",
-            "verdict": "FATAL",
-            "detail": "Xid 48",
-            "since": 1.0,
-            "part": "48",
-            "proof": "reset",
-            **more,
-        },
-        uuid=uuid,
-        signal=signal,
-    )
+def evidence(uuid, signal="xid", detail="Xid 48", *, boot_id="one", verdict=Verdict.FATAL, proof=Proof.RESET, **more):
+    memory = SIGNALS[signal].memory if signal in SIGNALS else NOTHING
+    latch = Latch(memory, verdict, detail, 1.0, proof)
+    return Evidence(boot_id, uuid, signal, latch, **{"part": "48", **more})
 
 
 class TestObservations:
@@ -178,7 +169,7 @@ class TestMemory:
         assert watch.past == ()
 
     def test_a_remembered_baseline_is_no_accusation(self, watch, caplog):
-        watch.restore((evidence("GPU-0", "nvlink", verdict="OK", detail="", part=""),), (GPU,))
+        watch.restore((evidence("GPU-0", "nvlink", verdict=Verdict.OK, detail="", part=""),), (GPU,))
         assert caplog.records == []
 
     def test_what_is_remembered_of_a_gpu_that_never_came_can_be_forgotten(self, watch):
@@ -205,7 +196,7 @@ class TestMemory:
         assert not later.fatal("GPU-0")
 
     def test_a_boot_under_a_running_process_leaves_cordons_of_what_is_not_found(self, watch):
-        watch.restore((evidence("GPU-9"), evidence("GPU-9", "cordon", part="", proof="operator")), (GPU, CUT))
+        watch.restore((evidence("GPU-9"), evidence("GPU-9", "cordon", part="", proof=Proof.OPERATOR)), (GPU, CUT))
         watch.observe("GPU-0", XidEvent(79))
         watch.booted("two")
         assert [(entry.uuid, entry.signal) for entry in watch.past] == [("GPU-9", "cordon")]

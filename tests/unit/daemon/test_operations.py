@@ -14,8 +14,9 @@ from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.daemon.reported_errors import ReportedErrors
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.latch import NOTHING, Latch, Proof, Verdict
 from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
+from gpu_plugin.health.signals import orders
 from gpu_plugin.nvml.roster import ReleaseError
 from gpu_plugin.runtime.control import RefusedError
 from gpu_plugin.runtime.pulse import Pulse
@@ -222,7 +223,9 @@ class TestCordon:
         assert "its cordon is lifted. Still open: GPU is lost (FATAL)." in done
 
     async def test_the_cordon_of_an_absent_gpu_is_deleted(self, desk):
-        old = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
+        old = Evidence(
+            "zero", "GPU-gone", "cordon", Latch(orders.Reason(), Verdict.FATAL, "cordoned", 1.0, Proof.OPERATOR)
+        )
         desk.health.restore((old,), GPUS)
         assert "Its cordon is lifted." in await desk.done("uncordon", gpu="GPU-gone")
         assert desk.health.evidence() == ()
@@ -230,8 +233,10 @@ class TestCordon:
             await desk.ask("uncordon", gpu="GPU-gone")
 
     async def test_other_evidence_of_an_absent_gpu_is_deleted_only_by_an_override(self, desk):
-        cordon = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
-        xid = Evidence("zero", "GPU-gone", "xid", "FATAL", "Xid 48", 1.0, "reset", "48")
+        cordon = Evidence(
+            "zero", "GPU-gone", "cordon", Latch(orders.Reason(), Verdict.FATAL, "cordoned", 1.0, Proof.OPERATOR)
+        )
+        xid = Evidence("zero", "GPU-gone", "xid", Latch(NOTHING, Verdict.FATAL, "Xid 48", 1.0, Proof.RESET), "48")
         desk.health.restore((cordon, xid), GPUS)
         for words in ("Its cordon is lifted. Still open: Xid 48 (FATAL)", "It has no cordon, so nothing"):
             assert words in await desk.done("uncordon", gpu="GPU-gone")
@@ -302,8 +307,10 @@ class TestMissing:
         advice = "To delete its stored record: gpu-plugin uncordon GPU-4b5ed472 --override."
         done = await desk.done("uncordon", gpu="61:00.0")
         assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {advice}"
-        cordon = Evidence("zero", LOST.uuid, "cordon", "FATAL", "cordoned", 1.0, "operator")
-        background = Evidence("zero", LOST.uuid, "background", "OK", "", 1.0, "")
+        cordon = Evidence(
+            "zero", LOST.uuid, "cordon", Latch(orders.Reason(), Verdict.FATAL, "cordoned", 1.0, Proof.OPERATOR)
+        )
+        background = Evidence("zero", LOST.uuid, "background", Latch(NOTHING))
         desk.health.restore((cordon, background), GPUS)
         assert await desk.done("uncordon", gpu="61:00.0") == f"{LOST_NAME} is missing. Its cordon is lifted. {advice}"
         assert desk.health.evidence() == (background,)

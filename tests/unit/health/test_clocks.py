@@ -93,7 +93,7 @@ def test_ten_minutes_without_slow_clocks_close_it(between):
     assert gpu.see(*reasons(THERMAL)) is DEGRADED
 
 
-@pytest.mark.parametrize("every", [0.25, 1.0, 7.0])
+@pytest.mark.parametrize("every", [1.0, 7.0])
 def test_the_memory_is_bounded_at_any_interval(every):
     gpu, most = clocked(), 0
     for mask in islice(cycle([THERMAL, 0]), int(800 / every)):

@@ -13,7 +13,7 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import DriverEvent, Facts, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signal import Case
-from gpu_plugin.health.signals import SIGNALS, advice, xid_number
+from gpu_plugin.health.signals import SIGNALS, advice
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, UNGUARDED, A, energies, ledger, observe
 
 FATAL = Verdict.FATAL
@@ -48,6 +48,7 @@ def test_an_open_signal_has_its_fields():
     assert (first.remedy, first.persistent) == (Remedy.RESET, True)
     assert "Xid 48" in first.detail
     assert "reset the GPU" in first.action
+    assert signal(SEEN, *[replace(HOT, counting=0)] * 2).persistent, "also of a signal of readings"
 
 
 @pytest.mark.parametrize(
@@ -257,4 +258,4 @@ def test_every_signal_has_words_whatever_its_latch_says(name):
     ("key", "number"), [(LatchKey("xid", "48"), 48), (LatchKey("xid"), None), (LatchKey("driver-event", "48"), None)]
 )
 def test_the_number_of_an_xid_latch(key, number):
-    assert xid_number(key) == number
+    assert key.xid == number

@@ -5,7 +5,6 @@ import pytest
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.observation import Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals.flapping import after_drop
 from tests.unit.health.ledgers import GUARDED, HUNG, UNGUARDED, A, B, energies, ledger, observe, restarted
 
 HOUR, DAY = 3_600.0, 86_400.0
@@ -189,12 +188,3 @@ def test_a_mig_device_is_held_back_alone():
         observe(one, XidEvent(46, 1, 0), *energies(at * 1_000, at, at, at), start=1_000.0 + 5 * at)
     assert [uuid for uuid in ("", "MIG-1", "MIG-2") if one.reason(A, uuid)] == ["MIG-1"]
     assert "xid 46" in one.reason(A, "MIG-1")
-
-
-@pytest.mark.parametrize(("hold", "words"), [(90.0, "1 min 30 s"), (120.0, "2 min"), (45.0, "45 s")])
-def test_the_detail_has_the_length_of_the_hold(hold, words):
-    latch = None
-    for at in (1.0, 2.0, 3.0):
-        latch = after_drop(latch, "hung", at, hold)
-    assert latch is not None
-    assert latch.detail.endswith(words)

@@ -91,21 +91,6 @@ def cut():
 
 
 @pytest.fixture
-def parts():
-    """Two GPUs, each with GPU instance 1 of two compute instances and GPU instance 2 of one."""
-
-    def gpu(name: str, index: int) -> Gpu:
-        named = (("x", 1, 0), ("y", 1, 1), ("z", 2, 0))
-        found = (
-            MigDevice(f"MIG-{name}{letter}", at, instance, part, "1c.3g.40gb", whole=False)
-            for at, (letter, instance, part) in enumerate(named)
-        )
-        return Gpu(f"GPU-{name}", index, mig_enabled=True, mig_devices=tuple(found))
-
-    return Plugin(gpu("a", 0), gpu("b", 1), mig_strategy="mixed", sharing=(four(PART),))
-
-
-@pytest.fixture
 def eight():
     """Eight GPUs that are not shared."""
     return Plugin(*(Gpu(f"GPU-{index}", index) for index in range(8)))
@@ -147,51 +132,7 @@ def test_faults_of_mig_devices_add_up_and_an_applications_error_affects_none(cut
     assert cut.observe("GPU-a", XidEvent(BUS)) == slices("a") | replicas("MIG-b0")
 
 
-def test_a_reset_of_the_gpu_is_proof_for_its_slices_and_for_no_other_gpu(cut):
-    for gpu in ("GPU-a", "GPU-b"):
-        cut.observe(gpu, Sample(counting=0, energy=9_000), XidEvent(TIMEOUT, 8, 0), XidEvent(TIMEOUT))
-    assert cut.observe("GPU-a", Sample(counting=0, energy=10), Sample(counting=0, energy=20)) == slices("a") | slices(
-        "b"
-    )
-    assert cut.observe("GPU-a", Sample(counting=0, energy=30)) == slices("b")
-
-
-def test_a_restart_keeps_the_mig_device_of_a_fault(cut):
-    cut.observe("GPU-a", XidEvent(TIMEOUT, 9, 0))
-    again = Plugin(sevenfold("a", 0), sevenfold("b", 1), mig_strategy="mixed", sharing=(four(SLICE),))
-    again.ledger.replay(cut.ledger.evidence())
-    again.inventory.health_changed("GPU-a")
-    assert again.unhealthy == replicas("MIG-a2")
-    assert again.reasons == cut.reasons
-
-
-@pytest.mark.parametrize(
-    ("instances", "reached"),
-    [
-        ((1, 1), ["MIG-ay"]),
-        *[((1, part), ["MIG-ax", "MIG-ay"]) for part in (None, 5)],  # of the GPU instance
-        *[(unknown, ["MIG-ax", "MIG-ay", "MIG-az"]) for unknown in ((), (6, 0), (6,))],  # of the GPU
-    ],
-)
-def test_a_fault_affects_the_smallest_known_instance_that_it_names(parts, instances, reached):
-    assert parts.observe("GPU-a", XidEvent(TIMEOUT, *instances)) == replicas(*reached)
-
-
 # GPUs that are not cut
-
-
-@pytest.mark.parametrize("event", [XidEvent(TIMEOUT, 0, 0), XidEvent(TIMEOUT, 0), XidEvent(BUS, 0, 0)])
-def test_instance_zero_on_a_gpu_without_mig_is_the_gpu(eight, event):
-    assert eight.observe("GPU-5", event) == {"GPU-5"}
-
-
-@pytest.mark.parametrize("index", [0, 3, 7])
-def test_a_lost_gpu_affects_no_other(eight, index):
-    lost = f"GPU-{index}"
-    assert eight.observe(lost, LOST, *[LOST] * 20) == {lost}
-    for other in sorted(set(eight.ids) - {lost}):
-        assert eight.observe(other, *[Sample(counting=0, energy=at) for at in range(10)]) == {lost}
-    assert eight.reasons == {"the GPU is lost"}
 
 
 @pytest.mark.parametrize("strategy", [TIME_SLICING, MPS])

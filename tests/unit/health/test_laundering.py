@@ -151,7 +151,7 @@ happening = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.lists(happening, max_size=25))
 def test_no_fault_that_a_reset_ends_closes_without_one(happenings):
     history = History()

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Transition, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, Latch, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
@@ -20,6 +20,7 @@ from gpu_plugin.health.observation import (
 )
 from gpu_plugin.health.policy import HealthPolicy, describe
 from gpu_plugin.health.record import REMEMBER_XIDS, GpuRecord
+from gpu_plugin.health.signals import SIGNALS
 from tests.unit.health.ledgers import (
     ERROR,
     GUARDED,
@@ -29,7 +30,6 @@ from tests.unit.health.ledgers import (
     RESET_REQUIRED,
     UNGUARDED,
     UNLOADED,
-    VANISHED,
     A,
     B,
     Killed,
@@ -109,13 +109,13 @@ def test_a_reason_names_every_fatal_fault_once_the_oldest_first():
 
 
 @pytest.mark.parametrize(
-    ("seen", "verdict", "stored"), [([HOT, ERROR], OK, [("unanswered", "OK")]), ([ERROR] * 3, DEGRADED, None)]
+    ("seen", "verdict", "stored"), [([HOT, ERROR], OK, [("unanswered", OK)]), ([ERROR] * 3, DEGRADED, None)]
 )
 def test_only_fatal_faults_are_a_reason(seen, verdict, stored):
     one = ledger()
     observe(one, *seen)
     assert (one.verdict(A), one.reason(A)) == (verdict, "")
-    assert stored is None or [(entry.signal, entry.verdict) for entry in one.evidence()] == stored
+    assert stored is None or [(entry.signal, entry.latch.verdict) for entry in one.evidence()] == stored
     assert (one.suspicious(A), one.suspicious(B)) == (True, False)
 
 
@@ -171,7 +171,6 @@ def test_each_change_of_a_verdict_is_reported_once_with_its_fields():
         1_001.0,
         xid=48,
         action="reset the GPU when no pod has it",
-        xid_name=GUARDED.xids.judge(48).name,
         part="48",
     )
     assert over == replace(began, verdict=OK, before=FATAL, action="")
@@ -304,19 +303,6 @@ def test_no_look_proves_a_recovery_while_another_reading_is_fatal():
     assert one.reason(A) == "cordoned", "an order holds up no proof"
 
 
-@pytest.mark.parametrize(("count", "less"), [(0, 0), (2, 1)])
-def test_a_counter_that_steps_back_is_no_reset(count, less):
-    """`nvidia-smi -p 0` clears the volatile count of errors, and the energy may dip by a reading."""
-    one = ledger()
-    start = Sample(counting=0, energy=9_000_000_000, ecc_uncorrected=2, binding=1)
-    observe(one, start, XidEvent(95), XidEvent(119), XidEvent(48))
-    for at in range(20):
-        seen = replace(start, energy=9_000_000_000 - less + 500 * at, ecc_uncorrected=count)
-        observe(one, seen, start=2_000.0 + at)
-    assert {key.part for key, _, verdict in one.standing(A) if verdict is FATAL} == {"95", "119", "48"}
-    assert {key.signal for key, _, _ in one.standing(A)} - {"xid"} == ({"ecc-uncorrected"} if count else set())
-
-
 @pytest.mark.parametrize("xid", [63, 74, 109, 144, 160])
 def test_a_request_about_the_imex_domain_makes_no_other_fault_fatal(xid):
     one = ledger()
@@ -355,33 +341,10 @@ def test_an_override_does_not_help_a_gpu_that_cannot_be_served_or_is_withheld(se
     evidence = one.evidence()
     assert one.override(A) == ()
     assert one.verdict(A) is FATAL
-    assert one.evidence() == tuple(entry for entry in evidence if entry.verdict == "FATAL"), "without counts"
-
-
-def test_an_overridden_part_is_degraded_until_it_reads_good():
-    one = ledger(policy=UNGUARDED)
-    bad, good = [Sample(remap_failure=True)] * 3, [Sample(remap_failure=False)] * 3
-    for seen, verdict in ((bad, FATAL), (good * 7, FATAL)):
-        observe(one, *seen)
-        assert one.verdict(A) is verdict
-    one.override(A)
-    for seen, verdict in (([], DEGRADED), (bad, DEGRADED), (good, OK)):
-        observe(one, *seen)
-        assert one.verdict(A) is verdict
+    assert one.evidence() == tuple(entry for entry in evidence if entry.latch.verdict is FATAL), "without counts"
 
 
 # Boots
-
-
-def test_after_a_boot_three_good_looks_close_faults():
-    one = divided()
-    observe(one, XidEvent(79), XidEvent(46, 1, 0), LOST)
-    assert one.booted("boot-2") == ()
-    observe(one, GOOD, GOOD)
-    assert one.verdict(A) is FATAL
-    observe(one, GOOD)
-    assert one.evidence() == ()
-    assert unfit(one) == set()
 
 
 def test_looks_from_before_a_boot_prove_nothing_after_it():
@@ -479,59 +442,43 @@ def test_a_rename_joins_drops_and_xids_of_both_names():
 # Restarts
 
 
-def faulty() -> HealthLedger:
-    """Return a ledger with many signals open on GPU A and one on GPU B."""
-    one = ledger()
-    observe(one, Sample(temperature=95, energy=7_000), Sample(temperature=95, energy=7_100), XidEvent(48), LOST, HUNG)
-    observe(one, DriverEvent(0x400), Order("cordon"), Order("release"), RESET_REQUIRED, *[ERROR] * 4, XidEvent(31))
-    observe(one, VANISHED, VANISHED, UNLOADED, EventDelivery("no answer"))
-    observe(one, HUNG, uuid=B)
-    return one
-
-
-def test_a_restart_changes_no_verdict_no_reason_and_no_evidence():
-    before = faulty()
-    assert len({entry.signal for entry in before.evidence()}) == 14
-    after = restarted(before)
-    for again in ((), before.evidence(), tuple(reversed(before.evidence()))):
-        after.replay(again)
-        assert reasons(after) == reasons(before)
-        assert after.evidence() == before.evidence()
-
-
 def test_stored_evidence_does_not_replace_a_newer_latch_but_counts_beside_new_counts():
     now = ledger()
     observe(now, LOST)
-    now.replay([Evidence("boot-1", A, "lost", "FATAL", "earlier words", 1.0)])
+    now.replay([Evidence("boot-1", A, "lost", Latch(NOTHING, FATAL, "earlier words", 1.0))])
     assert now.reason(A) == LOST.detail
     now = ledger()
     observe(now, HOT, ERROR)
     stored = {"temperature": "too hot", "unanswered": "no answer"}
-    now.replay([Evidence("boot-1", A, signal, "FATAL", words, 1.0) for signal, words in stored.items()])
+    now.replay(
+        [
+            Evidence("boot-1", A, signal, Latch(SIGNALS[signal].memory, FATAL, words, 1.0))
+            for signal, words in stored.items()
+        ]
+    )
     assert set(now.reason(A).split("; ")) == set(stored.values())
 
 
 @pytest.mark.parametrize(
-    ("entry", "verdict"),
+    ("signal", "stored", "of", "verdict"),
     [
-        (Evidence("", A, "xid", "FATAL", "x", 1.0, part="48"), FATAL),
-        (Evidence("", A, "xid", "DEGRADED", "x", 1.0, part="48"), DEGRADED),
-        (Evidence("", A, "xid", "OK", "x", 1.0, part="48"), OK),
-        (Evidence("", A, "xid", "a verdict of a later version", "x", 1.0, part="48"), FATAL),
-        (Evidence("", A, "xid", "FATAL", "x", 1.0), OK),
-        (Evidence("", A, "xid", "FATAL", "x", 1.0, part="forty-eight"), OK),
-        (Evidence("", A, "a signal of a later version", "FATAL", "x", 1.0), OK),
-        (Evidence("", A, "hung", "FATAL", "x", 1.0, part="of a later version", device="MIG-1"), FATAL),
-        (Evidence("", "GPU-gone", "hung", "FATAL", "x", 1.0), OK),
+        ("xid", FATAL, {"part": "48"}, FATAL),
+        ("xid", DEGRADED, {"part": "48"}, DEGRADED),
+        ("xid", OK, {"part": "48"}, OK),
+        ("xid", FATAL, {}, OK),
+        ("xid", FATAL, {"part": "forty-eight"}, OK),
+        ("a signal of a later version", FATAL, {}, OK),
+        ("hung", FATAL, {"part": "of a later version", "device": "MIG-1"}, FATAL),
     ],
 )
-def test_evidence_of_another_version(entry, verdict):
+def test_evidence_of_another_version(signal, stored, of, verdict):
     one = ledger()
-    one.replay([entry])
+    latch = Latch(SIGNALS[signal].memory if signal in SIGNALS else NOTHING, stored, "x", 1.0)
+    one.replay([Evidence("", A, signal, latch, **of), Evidence("", "GPU-gone", signal, latch, **of)])
     assert (one.verdict(A), one.verdict(B)) == (verdict, OK)
     assert bool(one.reason(A)) is (verdict is FATAL)
     observe(one, *[GOOD] * CLEAN_SAMPLES)
-    if entry.signal == "hung":
+    if signal == "hung":
         assert one.verdict(A) is OK
 
 

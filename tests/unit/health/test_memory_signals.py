@@ -1,10 +1,9 @@
 """Memory signals: uncorrected errors, flags that condemn a part, pending remappings and retired pages."""
 
 import pytest
-from msgspec.structs import replace
 
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Facts, Fault, Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Facts, Observation, Sample, XidEvent
 from tests.unit.health.ledgers import ERROR, HUNG
 from tests.unit.health.watching import GPU, Watched
 
@@ -98,12 +97,6 @@ def test_a_reset_that_other_marks_show_closes_it_unless_there_is_a_count():
     gpu.see(*counts(3, energy=5_000))
     assert gpu.see(*counts(None, None, energy=10)) is FATAL
     assert gpu.see(*counts(None, energy=10)) is OK
-
-
-def test_errors_and_resets_in_turns():
-    gpu = counting()
-    assert gpu.steps(*counts(*[1, 0, 0, 0] * 5)) == [FATAL, FATAL, FATAL, OK] * 5
-    assert gpu.see(*counts(*[1, 0] * 50)) is FATAL
 
 
 def test_an_override_lasts_until_the_next_error():
@@ -207,17 +200,6 @@ def test_an_override_of_a_condemned_part_lasts_until_it_reads_good(signal):
     assert gpu.see(*flags(signal, True)) is FATAL
 
 
-@condemning
-@pytest.mark.parametrize("flag", [True, False])
-def test_no_reset_closes_other_signals_while_a_part_is_condemned(signal, flag):
-    gpu = Watched("lost")
-    (bad,), (good,) = flags(signal, True), flags(signal, flag)
-    after = [replace(good, energy=at) for at in range(12)]
-    assert gpu.see(replace(bad, energy=500), Sample(fault=Fault.LOST), *after[:9], ERROR) is FATAL
-    assert gpu.override() is FATAL, "a GPU that does not answer is still lost"
-    assert gpu.see(*after[9:]) is OK
-
-
 # remap-pending and retired-pages
 
 
@@ -264,20 +246,3 @@ def test_sixty_retired_pages_are_fatal_and_a_pending_one_is_degraded(seen, verdi
         assert gpu.override() is DEGRADED
         assert gpu.see(*pages(61, 62)) is DEGRADED
         assert gpu.restart() is DEGRADED
-
-
-def test_healthy_memory_opens_no_signal():
-    healthy = Sample(
-        temperature=40,
-        ecc_uncorrected=0,
-        sram_threshold=False,
-        remap_pending=False,
-        remap_failure=False,
-        retired_pending=False,
-        retired_pages=0,
-        unrepairable_memory=False,
-        recovery_action=0,
-    )
-    gpu = Watched("sram-threshold", BOTH)
-    gpu.see(*[replace(healthy, energy=at) for at in range(10)])
-    assert gpu.ledger.standing(GPU) == []

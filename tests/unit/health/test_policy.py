@@ -52,11 +52,6 @@ def test_the_file_sets_verdicts_of_xids_and_signals():
     }
 
 
-def test_xid_config_names_further_fatal_xids():
-    told = asked({"XID_CONFIG": "31, 43"}, xid={"31": "ignore"})
-    assert [told.xids.judge(xid).verdict is Verdict.FATAL for xid in (31, 43, 13, 48)] == [True, True, False, True]
-
-
 # Everything that DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS can say together
 
 
@@ -107,11 +102,3 @@ def test_the_policy_sets_the_verdict_of_a_signal(word):
     assert standing(LatchKey("nvlink"), Latch(NOTHING, Verdict.APP), told) is Verdict.APP
     assert standing(LatchKey("nvlink"), Latch(NOTHING), told) is standing(LatchKey("nvlink"), None, told) is Verdict.OK
     assert standing(LatchKey("fabric"), Latch(NOTHING, Verdict.FATAL), told) is Verdict.FATAL
-
-
-@pytest.mark.parametrize("verdict", OPEN)
-def test_an_override_makes_a_signal_degraded_at_most(verdict):
-    latch = Latch(NOTHING, verdict, overridden=True)
-    assert standing(LatchKey("nvlink"), latch, asked()) is min(verdict, Verdict.DEGRADED)
-    assert standing(LatchKey("nvlink"), latch, asked(signals={"nvlink": "fatal"})) is min(verdict, Verdict.DEGRADED)
-    assert standing(LatchKey("lost"), latch, asked()) is verdict

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpu_plugin.health.latch import CLEAN_SAMPLES, AnyLatch, LatchKey, Verdict
+from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     CORE,
@@ -12,7 +12,6 @@ from gpu_plugin.health.observation import (
     DriverEvent,
     EventDelivery,
     Fabric,
-    Fault,
     Observation,
     Order,
     Sample,
@@ -20,7 +19,7 @@ from gpu_plugin.health.observation import (
 )
 from gpu_plugin.health.policy import HealthPolicy, XidList, XidPolicy
 from gpu_plugin.health.signals import SIGNALS
-from tests.unit.health.ledgers import GUARDED, LOST, UNGUARDED, A, B, ledger, observe
+from tests.unit.health.ledgers import GUARDED, UNGUARDED, A, B, ledger
 
 BOUNDED = settings(max_examples=60, deadline=None)
 FATAL, OK = Verdict.FATAL, Verdict.OK
@@ -170,29 +169,6 @@ def test_a_fatal_xid_stays_fatal_without_a_recovery(before, xid, after):
         one.observe(A, seen, now)
         assert {one.verdict(A, device) for device in DEVICES} == {FATAL}
         assert f"Xid {xid} " in one.reason(A)
-
-
-@BOUNDED
-@given(st.lists(st.none() | st.integers(0, 50), max_size=30), st.sampled_from([XidEvent(48), LOST]))
-def test_recovery_takes_energy_that_went_back_and_three_good_looks_since(energies, opening):
-    """A look without energy does not count, and another reset starts the looks again. The second look confirms a reset."""
-    one = divided(FIRM)
-    observe(one, Sample(counting=0, energy=25), opening)
-    last, good, proven = 25, 0, False
-    claimed: tuple[int, bool] | None = (
-        None  # the energy before a reset that no look has confirmed yet, and the proof before it
-    )
-    for energy in energies:
-        if energy is not None:
-            if claimed is not None and energy >= claimed[0]:
-                (last, proven), good = claimed, 0  # it was misread
-            claimed = (last, proven) if energy < last / 2 else None
-            good = 1 if claimed else good + 1
-            proven, last = proven or claimed is not None, energy
-        observe(one, Sample(counting=0, energy=energy))
-        assert one.verdict(A) is (OK if proven and good >= CLEAN_SAMPLES else FATAL)
-        if proven and good >= CLEAN_SAMPLES:
-            break
 
 
 @BOUNDED
@@ -349,37 +325,6 @@ def test_every_gpu_comes_back_from_a_boot_once_it_reads_well(story):
     )
     play(one, [(Order("uncordon"), 0.0), (Order("resume"), 0.0), (EventDelivery(), 0.0), *[(good, 700.0)] * 130], now)
     assert verdicts(one) == {}
-
-
-def counted(of: HealthLedger) -> dict[LatchKey, Verdict]:
-    """Return the verdicts of signals that count events."""
-    return {key: v for key, v in verdicts(of).items() if key.signal in ("xid", "application-errors", "flapping")}
-
-
-happenings = st.one_of(
-    st.builds(XidEvent, st.sampled_from([31, 45, 74, 80, 94, 109, 121, 122, 48])),
-    st.builds(ApplicationError, st.just(31), st.sampled_from([None, *(frozenset({f"x/{pod}"}) for pod in "abc")])),
-    st.builds(Sample, counting=st.just(0), energy=st.just(9), recovery_action=st.sampled_from([None, 0, 5])),
-    st.sampled_from([LOST, Sample(fault=Fault.HUNG), Order("uncordon")]),
-)
-
-
-@BOUNDED
-@given(
-    st.lists(st.tuples(happenings, st.sampled_from([1.0, 30.0, 300.0, 1_500.0, 20_000.0])), max_size=40),
-    st.sets(st.integers(0, 39)),
-)
-def test_restarts_lose_no_count_of_what_happened(story, restarts):
-    one, often, now = divided(UNGUARDED), divided(UNGUARDED), BEGIN
-    for at, (seen, pause) in enumerate(story):
-        now += pause
-        one.observe(A, seen, now)
-        often.observe(A, seen, now)
-        if at in restarts:
-            often = restarted(often)
-        theirs = counted(often)
-        for key, verdict in counted(one).items():
-            assert theirs.get(key, OK) >= verdict, key
 
 
 @BOUNDED

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.hysteresis import LEVEL
-from gpu_plugin.health.latch import LatchKey, Proof, Verdict, shifted
+from gpu_plugin.health.latch import Proof, Verdict, shifted
 from gpu_plugin.health.observation import (
     CORE,
     DriverEvent,
@@ -21,12 +21,7 @@ from gpu_plugin.health.observation import (
     Sample,
     XidEvent,
 )
-from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signal import Context
 from gpu_plugin.health.signals import SIGNALS, SignalKind
-from gpu_plugin.health.signals.driver_events import driver_event
-from gpu_plugin.health.signals.flapping import flapping
-from gpu_plugin.health.signals.xid import xid
 from tests.unit.health.ledgers import (
     ERROR,
     H200,
@@ -403,6 +398,18 @@ def test_a_kill_at_any_time_does_not_change_what_opens(name):
     assert found <= {DEGRADED, FATAL}
 
 
+def test_a_kill_loses_no_failed_look_of_looks_that_all_fail_far_apart():
+    process = Killed(ledger(A, policy=UNGUARDED))
+    for at in (0, 0, 700, 1_400, 1_400, 2_100):
+        process.observe(ERROR, 1e6 + at)
+    killed = ledger(A, policy=UNGUARDED)
+    killed.replay(process.written)
+    for _ in range(2):
+        assert killed.verdict(A) is OK
+        killed.observe(A, ERROR, 1e6 + 2_100)
+    assert killed.verdict(A) is DEGRADED
+
+
 # The registry
 
 
@@ -436,11 +443,3 @@ def test_good_looks_at_a_sound_gpu_open_nothing_and_ask_for_no_look_soon(name):
     gpu = Watched(name, H200)
     assert gpu.see(*[Sample()] * 12) is OK
     assert not gpu.ledger.suspicious(GPU)
-
-
-@pytest.mark.parametrize(
-    ("rule", "name", "part"),
-    [(driver_event, "driver-event", "0x800"), (flapping, "flapping", "unanswered"), (xid, "xid", "63")],
-)
-def test_no_sample_opens_what_only_an_event_opens(rule, name, part):
-    assert rule(None, Sample(), Context(7.0, LatchKey(name, part), Facts(), HealthPolicy())) is None

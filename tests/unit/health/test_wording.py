@@ -48,11 +48,5 @@ def test_the_effect_is_the_change_of_the_gpus_state(change, effect, stays):
     assert {each for each in STAYS if each in told.text} == stays
 
 
-def test_the_name_of_an_xid_is_in_the_text_once():
-    for detail in ("Xid 79", "Xid 79 (off the bus)"):
-        told = news(change("xid", FATAL, OK, detail, xid=79, xid_name="off the bus"), "GPU 3")
-        assert told.text.count("off the bus") == 1
-
-
 def test_a_signal_without_a_detail_is_named():
     assert "clocks" in news(change("clocks", DEGRADED, OK, ""), "GPU 3").text

@@ -1,7 +1,5 @@
 """xid: the verdict on each Xid, the rules that change it, and the proof that closes it. `test_xid_time_lines` covers hours."""
 
-from collections.abc import Sequence
-
 import pytest
 from msgspec.structs import replace
 
@@ -45,21 +43,24 @@ def prove(gpu: Watched, proof: Proof, action: int | None) -> Verdict:
     return gpu.see(*[look(action, AFTER_RESET + at, binding) for at in range(8)])
 
 
+# An Xid for each different row of the table
+ONE_OF_EACH = {replace(row, codes=(0,), name="", action=""): xid for xid, row in XID_TABLE.items()}.values()
+
 STRENGTH = [Proof.APPLICATION, Proof.QUIET, Proof.RESET, Proof.REBOOT, Proof.RMA]
 
 
-# Every Xid of the table, and one beyond it
+# Every kind of Xid of the table, and one beyond it
 
 
 def expected(xid: int, after: int | None) -> tuple[Verdict, Verdict, Proof]:
     """Return the verdict on the event, after two minutes of clean looks, and the proof that then closes it."""
     row = XID_TABLE.get(xid)
-    first = VERDICTS[row.verdict] if row else DEGRADED
+    first = row.verdict if row else DEGRADED
     if row and row.silent and after is None:
-        first = VERDICTS[row.silent]
+        first = row.silent
     last = first
-    proof = Proof(row.recovery) if row else Proof.RESET
-    linked = row is not None and row.linked_since is not None
+    proof = row.recovery if row else Proof.RESET
+    linked = row is not None and row.linked is not None
     if first is FATAL and after == 0 and linked and xid != 79:
         last = DEGRADED
     if first is DEGRADED and after and (linked or proof not in (Proof.APPLICATION, Proof.QUIET)):
@@ -75,7 +76,7 @@ def expected(xid: int, after: int | None) -> tuple[Verdict, Verdict, Proof]:
     ("before", "after"), [(None, None), (0, 0), (0, 1)], ids=["no field 230", "no request", "a reset is requested"]
 )
 def test_each_xid_follows_the_table_and_the_driver_until_there_is_proof(before, after):
-    for xid in (*sorted(XID_TABLE), BEYOND):
+    for xid in (*ONE_OF_EACH, BEYOND):
         first, last, proof = expected(xid, after)
         gpu = watched(xid, before)
         assert gpu.see(XidEvent(xid)) is first, xid
@@ -100,15 +101,6 @@ def test_time_without_good_looks_closes_nothing(xid):
     gpu.now += 30 * DAY
     for odd in (look(fault=Fault.ERROR), replace(look(), refused=frozenset({"energy"}))):
         assert gpu.see(*[odd] * 20, every=HOUR) is verdict > OK
-
-
-@pytest.mark.parametrize("xid", [31, 92, 48])
-def test_a_boot_closes_what_a_reset_would(xid):
-    gpu = watched(xid)
-    gpu.see(XidEvent(xid))
-    gpu.ledger.booted("next")
-    gpu.see(*[look(None, AFTER_RESET)] * 3)
-    assert gpu.see(*[look()] * 10, every=70.0) is OK
 
 
 # The driver's requests
@@ -149,15 +141,6 @@ def test_a_lowered_xid_stays_so_and_the_next_one_is_fatal():
         assert gpu.see(look(fault=Fault.ERROR), look(0), look(fault=Fault.ERROR)) is DEGRADED
         assert gpu.see(XidEvent(xid)) is FATAL
         assert (gpu.latch.detail, gpu.latch.since) == (fatal.detail, fatal.since)
-
-
-@pytest.mark.parametrize("asked", [1, 2, 4, 99])
-def test_an_unknown_xid_is_fatal_while_the_driver_requests_a_recovery(asked):
-    gpu = watched(BEYOND, 0)
-    gpu.see(look(asked))
-    assert gpu.see(XidEvent(BEYOND)) is FATAL
-    assert str(BEYOND) in gpu.latch.detail
-    assert gpu.latch.proof is Proof.RESET
 
 
 @pytest.mark.parametrize(
@@ -268,16 +251,6 @@ def test_times_that_no_longer_count_are_dropped():
         assert bool(gpu.written) is stored
 
 
-@pytest.mark.parametrize(("xid", "count"), [(32, 3), (94, 3), (74, 10)])
-def test_many_reports_of_one_fault_count_once(xid, count):
-    """A driver may report a fault once for each link or channel. In a storm that continues, they do add up."""
-    gpu = watched(xid)
-    own = SHIPPED.xids.judge(xid).verdict
-    assert gpu.see(*[XidEvent(xid)] * 40, every=0.1) is own
-    assert gpu.restart() is own
-    assert gpu.see(*[XidEvent(xid)] * 62 * (count - 1), every=1.0) > own
-
-
 @pytest.mark.parametrize(
     ("reports", "every", "verdict"),
     [(7, 1.0, APP), (7, 5.0, APP), (7, 5.1, DEGRADED), (122, 1.0, APP), (123, 1.0, DEGRADED)],
@@ -287,21 +260,6 @@ def test_reports_within_five_seconds_of_each_other_are_one_fault_for_a_minute(re
 
 
 # Other Xids
-
-
-@pytest.mark.parametrize(
-    ("first", "apart", "verdict"), [(122, 0.5, FATAL), (122, 6.0, DEGRADED), (31, 0.5, DEGRADED), (31, 6.0, DEGRADED)]
-)
-def test_a_page_fault_after_a_failing_power_unit_makes_it_fatal(first, apart, verdict):
-    gpu = watched(122, 0)
-    gpu.see(XidEvent(first), XidEvent(153 - first), every=apart)
-    assert gpu.see(look(None)) is verdict
-    assert gpu.restart() is verdict
-    if verdict is FATAL:
-        latch = next(latch for key, latch, _ in gpu.ledger.standing(GPU) if key.part == "122")
-        assert "Xid 31" in latch.detail
-        assert latch.proof is Proof.RESET
-        assert gpu.see(*map(look, CALM * 4)) is FATAL, "no recovery action follows it"
 
 
 @pytest.mark.parametrize(
@@ -357,13 +315,6 @@ def test_a_contained_memory_error_is_degraded_and_the_next_one_fatal(others):
     assert gpu.see(XidEvent(48), look()) is FATAL
     assert watched(48, 0).see(XidEvent(48), XidEvent(94), look(1), every=0.1) is FATAL, "a reset is requested"
     assert watched(48).see(XidEvent(48), XidEvent(63), look(), XidEvent(94), look(), every=6) is FATAL, "another error"
-
-
-def test_each_number_has_its_own_latch():
-    gpu = Watched("xid", Facts(), SHIPPED)
-    gpu.see(XidEvent(95), XidEvent(48), XidEvent(31), XidEvent(95))
-    found = {key.part: verdict for key, _, verdict in gpu.ledger.standing(GPU)}
-    assert found == {"95": FATAL, "48": FATAL, "31": APP}
 
 
 # NVLinks, and Xids that follow from others
@@ -451,7 +402,7 @@ def test_a_storm_of_an_applications_xids_stores_nothing():
     gpu = watched(13)
     gpu.see(XidEvent(13), every=0.001)
     revision = gpu.ledger.revision
-    for _ in range(5_000):
+    for _ in range(500):
         assert not gpu.ledger.observe(GPU, XidEvent(13), gpu.now)
         gpu.now += 0.003
     assert gpu.ledger.revision == revision
@@ -477,14 +428,3 @@ def test_an_applications_xid_changes_its_latch_once_a_second():
     assert gpu.latch is first
     gpu.see(XidEvent(31))
     assert gpu.latch.memory.times == (1_006.1,)
-
-
-@pytest.mark.parametrize("xid", [31, 63, 94, 109, 160, 500])
-def test_the_advice_on_a_raised_xid_is_its_proof(xid):
-    gpu = watched(xid, 0)
-    seen: Sequence[XidEvent | Sample] = [*[XidEvent(xid)] * 3, *[look(1, BEFORE + at) for at in range(3)]]
-    changes = [change for at, each in enumerate(seen) for change in gpu.ledger.observe(GPU, each, gpu.now + 6 * at)]
-    own = max(SHIPPED.xids.judge(xid).verdict, APP)
-    raised = [change for change in changes if change.xid == xid and change.verdict > own]
-    assert {change.action for change in raised} <= {"reset the GPU when no pod has it"}
-    assert bool(raised) is (xid != 31), "the error of an application is never raised"

@@ -1,20 +1,15 @@
 """Xids and looks over hours: how long a GPU is unfit, and which faults become less without a request of the driver."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import LatchKey, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
-    ApplicationError,
     Fabric,
     Facts,
     Fault,
     Observation,
-    Order,
     Sample,
     XidEvent,
     facts,
@@ -188,53 +183,12 @@ def test_a_restart_starts_the_two_minutes_again():
     assert other.run(15.0) is DEGRADED
 
 
-def test_a_late_request_keeps_the_gpu_unfit_until_a_reset():
-    gpu = TimeLine()
-    gpu.xid(120)
-    gpu.run(100.0)
-    gpu.request(1, 30.0)
-    assert gpu.request(0, HOUR) is FATAL
-    assert gpu.reset() is OK
-
-
 def test_a_lowered_verdict_is_fatal_again_under_a_driver_without_the_link():
     gpu = TimeLine(580)
     gpu.xid(48)
     assert gpu.run(130.0) is DEGRADED
     gpu.ledger.watch(GPU, Facts(says_action=True, driver_branch=550))
     assert gpu.run(5.0) is FATAL
-
-
-looks = st.builds(
-    Sample,
-    temperature=st.just(40),
-    energy=st.just(0),
-    memory_used=st.just(1),
-    counting=st.just(0),
-    binding=st.just(1),
-    recovery_action=st.just(0),
-    asked=st.sampled_from([None, None, CORE | {"recovery_action"}]),
-    refused=st.sampled_from([frozenset(), frozenset(), frozenset({"energy"})]),
-    fault=st.sampled_from([Fault.NONE, Fault.NONE, Fault.NONE, Fault.ERROR, Fault.HUNG]),
-)
-steps = st.tuples(
-    st.one_of(looks, looks, looks, st.builds(XidEvent, st.sampled_from(sorted(GUARDED.xids.table)))),
-    st.sampled_from([0.0, 1.0, 5.0, 30.0, 60.0, 61.0, HOUR]),
-)
-
-
-@given(st.sampled_from(UNLINKED), st.lists(steps, max_size=60), st.sampled_from([565, 580, None]))
-@settings(max_examples=60, deadline=None)
-def test_only_a_reset_makes_an_unlinked_fatal_xid_better(xid, then, branch):
-    gpu = TimeLine(branch)
-    gpu.xid(xid)
-    for seen, later in then:
-        gpu.now += later
-        gpu.energy += int(100_000 * later)
-        if isinstance(seen, Sample):
-            seen = replace(seen, energy=None if seen.refused or seen.fault else gpu.energy)  # noqa: PLW2901
-        gpu.see(seen)
-        assert gpu.of(xid) is FATAL
 
 
 # Repeated Xids
@@ -274,34 +228,6 @@ def test_only_a_fault_that_a_reset_ended_counts_for_the_flap_guard():
     assert "xid 95" in {key.part for key, _, _ in gpu.ledger.standing(GPU) if key.signal == "flapping"}
 
 
-@pytest.mark.parametrize(
-    ("xid", "raised"), [*[(xid, True) for xid in (109, 144, 149, 160)], *[(xid, False) for xid in (121, 92, 122, 137)]]
-)
-def test_a_request_raises_an_xid_that_a_recovery_action_follows(xid, raised):
-    gpu = TimeLine()
-    assert gpu.xid(xid) is DEGRADED
-    assert gpu.request(1, MINUTE) is FATAL
-    assert gpu.of(xid) is (FATAL if raised else DEGRADED)
-    gpu.request(0, HOUR if raised else MINUTE)
-    assert gpu.of(xid) is (FATAL if raised else DEGRADED)
-    assert gpu.reset() is OK or not raised
-
-
-@pytest.mark.parametrize(
-    ("errors", "verdict"),
-    [
-        ([(109, "train/long-run-x7k2p")] * 20, OK),
-        ([*[(109, "train/long-run-x7k2p")] * 20, (109, "serve/web-0")], DEGRADED),
-        ([(32, f"some/pod-{letter}") for letter in "abcdefgh"], OK),  # no application's error
-    ],
-)
-def test_errors_of_applications_of_several_owners_are_the_gpus(errors, verdict):
-    gpu = TimeLine(action=None)
-    assert gpu.see(*[ApplicationError(xid, frozenset({pod})) for xid, pod in errors]) is verdict
-    signals = [key.signal for key, _, _ in gpu.ledger.standing(GPU)]
-    assert signals == ([] if verdict is OK else ["application-errors"])
-
-
 # Xids whose meaning depends on something else
 
 
@@ -316,23 +242,6 @@ def test_a_cleanup_is_degraded_only_while_the_fabric_is_not_joined():
     assert gpu.of(45) is DEGRADED
     assert gpu.run(20.0, fabric=joined, nvlinks=links) is APP
     assert gpu.run(10 * MINUTE, fabric=joined, nvlinks=links) is OK
-
-
-def test_a_storm_of_cleanups_at_the_end_of_jobs_is_no_fault():
-    """A public report counts 168,924 Xids 45 on 288 nodes within two days."""
-    gpu = TimeLine()
-    for _ in range(20):
-        gpu.xid(*[45] * 30)
-        assert gpu.run(10 * MINUTE) <= APP
-    assert gpu.run(11 * MINUTE) is OK
-
-
-@pytest.mark.parametrize(("action", "verdict"), [(0, APP), (None, DEGRADED)])
-def test_a_changed_recovery_action_that_nvml_does_not_report_is_degraded(action, verdict):
-    gpu = TimeLine(action=action)
-    gpu.xid(154)
-    assert gpu.run(MINUTE) is verdict
-    assert gpu.run(25 * HOUR, every=MINUTE) is OK
 
 
 @pytest.mark.parametrize(
@@ -368,20 +277,3 @@ def test_a_page_fault_in_the_instant_of_xid_122_is_explained_by_those_of_minutes
     gpu.now += 0.5
     gpu.xid(122, 31)
     assert gpu.run(MINUTE) is DEGRADED
-
-
-def test_xid_32_is_an_applications_until_it_repeats():
-    gpu = TimeLine()
-    for _ in range(2):
-        assert gpu.xid(32) is APP
-        gpu.run(10.0)
-    assert gpu.xid(32) is DEGRADED
-
-
-def test_an_override_ends_an_unlinked_xid_but_no_order():
-    gpu = TimeLine()
-    gpu.xid(119)
-    gpu.ledger.override(GPU)
-    assert gpu.verdict is OK
-    gpu.see(Order("cordon"))
-    assert gpu.verdict is FATAL

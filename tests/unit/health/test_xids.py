@@ -1,32 +1,30 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gpu_plugin.config.schema_v1 import XID_CLASSES, XID_VERDICTS
 from gpu_plugin.health.latch import Proof, Verdict
-from gpu_plugin.health.policy import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
+from gpu_plugin.health.policy import VERDICTS, XidList, XidPolicy, parse_xid_list
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.xid_table import ROWS, XID_TABLE
+from gpu_plugin.health.xid_table import ROWS, XID_TABLE, XidRow
 
 BEYOND = 9999
 
 # The expected policy: Xids by verdict and by the proof that the fault is over.
-POLICY = {
-    ("app", "application"): [
+POLICY: dict[tuple[Verdict, Proof], list[int]] = {
+    (Verdict.APP, Proof.APPLICATION): [
         *(8, 11, 13, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 66, 67, 68, 69, 70, 71, 72, 75, 76, 77, 80),
         *(82, 83, 84, 85, 86, 88, 89, 94, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 126, 127, 128, 129, 130),
         *(131, 132, 133, 134, 135, 138, 139, 141, 147, 148, 154, 159),
     ],
-    ("ignore", "application"): [106, 107, 152, 153, 162, 163],
-    ("degraded", "quiet"): [
+    (Verdict.OK, Proof.APPLICATION): [106, 107, 152, 153, 162, 163],
+    (Verdict.DEGRADED, Proof.QUIET): [
         *(47, 65, 73, 92, 93, 108, 109, 121, 122, 124, 125, 137, 157, 160, 161, 164, 165, 166, 170),
     ],
-    ("degraded", "reset"): [63, 74, 78, 144, 145, 146, 149],
-    ("degraded", "rma"): [142],
-    ("fatal", "reset"): [
+    (Verdict.DEGRADED, Proof.RESET): [63, 74, 78, 144, 145, 146, 149],
+    (Verdict.DEGRADED, Proof.RMA): [142],
+    (Verdict.FATAL, Proof.RESET): [
         *(46, 48, 61, 62, 64, 95, 110, 119, 120, 123, 136, 140, 143, 150, 155, 156, 158, 168, 169, 171, 172),
     ],
-    ("fatal", "reboot"): [54, 79, 151, 167],
+    (Verdict.FATAL, Proof.REBOOT): [54, 79, 151, 167],
 }
 
 
@@ -38,7 +36,7 @@ def policy(disabled: str = "", enabled: str = "", **more: object) -> XidPolicy:
 
 
 def test_the_table_has_each_xid_once_with_its_verdict_and_recovery():
-    found: dict[tuple[str, str], list[int]] = {}
+    found: dict[tuple[Verdict, Proof], list[int]] = {}
     for xid, row in sorted(XID_TABLE.items()):
         found.setdefault((row.verdict, row.recovery), []).append(xid)
     assert found == POLICY
@@ -49,11 +47,11 @@ def test_each_rule_of_the_table_concerns_its_xids():
     def having(name: str) -> set[int]:
         return {xid for xid, row in XID_TABLE.items() if getattr(row, name)}
 
-    assert having("escalate") == {32, 74, 80, 94}
+    assert having("within") == {32, 74, 80, 94}
     assert having("beside") == {45, 74}
     assert having("brings") == {48, 122}
     assert having("silent") == {154}
-    assert having("always") == {79}
+    assert having("firm") == {79}
     assert having("look") == {154}
     assert {79, 95, 119, 120, 62, 54, 143} <= having("whole_gpu")
     assert not having("whole_gpu") & {13, 31, 43, 46, 48, 94, 109}
@@ -65,8 +63,8 @@ def test_the_table_has_the_driver_branch_from_which_a_recovery_action_follows():
     """As NVIDIA's catalogue has it in the column "Xid 154 linkage"."""
     linked: dict[int, set[int]] = {}
     for xid, row in XID_TABLE.items():
-        if row.linked_since is not None:
-            linked.setdefault(row.linked_since, set()).add(xid)
+        if row.linked is not None:
+            linked.setdefault(row.linked, set()).add(xid)
     assert linked == {
         0: {158, 159},
         565: {48, 62, 63, 64, 74, 79, 94, 95, 110, 120, 136, *range(144, 151), 155, 156},
@@ -76,40 +74,14 @@ def test_the_table_has_the_driver_branch_from_which_a_recovery_action_follows():
 
 
 def test_the_table_agrees_with_the_config_and_the_signals():
-    assert {row.beside.signal for row in XID_TABLE.values() if row.beside} <= SIGNALS.keys()
+    assert {row.beside[0] for row in XID_TABLE.values() if row.beside} <= SIGNALS.keys()
     assert set(XID_VERDICTS) == VERDICTS.keys()
-    assert set(XID_CLASSES) == {row.recovery for row in XID_TABLE.values()}
-    assert {Proof(word) for word in XID_CLASSES} <= set(Proof)
-    for xid in XID_TABLE:
-        assert policy().judge(xid).name
+    assert {Proof(word) for word in XID_CLASSES} == {row.recovery for row in XID_TABLE.values()}
     for row in ROWS:
-        assert not (row.escalate and row.brings), row.name  # a latch supports only a single rule
-        assert not (row.repeats and row.verdict == "fatal"), row.name  # `repeats` is for errors of applications
-        assert row.escalate is None or 2 <= row.escalate.count <= 64, row.name
-        assert row.brings is None or row.brings.xids, row.name
-
-
-@pytest.mark.parametrize(
-    ("asked", "xid", "advice"),
-    [
-        ({}, 31, "restart the application"),
-        ({}, 79, "drain the node and reboot it"),
-        ({}, 48, "reset the GPU"),
-        ({}, 168, "reset the GPU"),
-        ({}, BEYOND, "look at the kernel's log"),
-        ({"enabled": "31,79,9999"}, 31, "reset the GPU"),
-        ({"enabled": "31,79,9999"}, 79, "drain the node and reboot it"),
-        ({"enabled": "31,79,9999"}, BEYOND, "reset the GPU"),
-    ],
-)
-def test_the_advice_follows_from_the_proof(asked, xid, advice):
-    judged = policy(**asked).judge(xid)
-    assert judged.advised(judged.verdict, judged.proof(judged.verdict)).startswith(advice)
-
-
-def test_an_xid_is_described_with_its_name_if_it_has_one():
-    assert describe(79, policy().judge(79).name) == "Xid 79 (GPU has fallen off the bus)"
-    assert describe(BEYOND) == "Xid 9999"
+        assert row.name
+        assert not (row.within and row.brings), row.name  # a latch supports only one rule
+        assert not (row.repeats and row.verdict is Verdict.FATAL), row.name  # `repeats` is for errors of applications
+        assert not row.within or 2 <= row.count <= 64, row.name
 
 
 # The lists of the environment
@@ -139,19 +111,6 @@ def test_an_xid_is_described_with_its_name_if_it_has_one():
 )
 def test_lists_of_xids_are_parsed(text, read):
     assert parse_xid_list(text) == read
-
-
-@given(st.text(max_size=40) | st.lists(st.sampled_from(["all", "XIDS", "79", " ", "x", "13"])).map(",".join))
-@settings(max_examples=80, deadline=None)
-def test_any_text_is_parsed(text):
-    read = parse_xid_list(text)
-    words = [item.strip().lower() for item in text.split(",") if item.strip()]
-    assert read.every is ("all" in words)
-    assert read.xids is ("xids" in words)
-    assert set(read.malformed) <= set(words)
-    assert len(read.malformed) + sum(
-        w in {"all", "xids"} or (w.isascii() and w.isdigit() and len(w) <= 20) for w in words
-    ) == len(words)
 
 
 @pytest.mark.parametrize(
@@ -246,24 +205,4 @@ def test_a_setting_for_an_xid_replaces_its_rules():
 
 
 def test_without_a_table_every_xid_is_unknown():
-    assert XidPolicy().judge(79) == policy().judge(BEYOND) == Judgement(Verdict.DEGRADED)
-
-
-@pytest.mark.parametrize(
-    ("recovery", "verdict", "proof"),
-    [
-        (Proof.APPLICATION, Verdict.APP, Proof.APPLICATION),
-        (Proof.APPLICATION, Verdict.DEGRADED, Proof.QUIET),
-        (Proof.APPLICATION, Verdict.FATAL, Proof.RESET),
-        (Proof.QUIET, Verdict.APP, Proof.APPLICATION),
-        (Proof.QUIET, Verdict.DEGRADED, Proof.QUIET),
-        (Proof.QUIET, Verdict.FATAL, Proof.RESET),
-        (Proof.RESET, Verdict.APP, Proof.APPLICATION),
-        (Proof.RESET, Verdict.DEGRADED, Proof.RESET),
-        (Proof.REBOOT, Verdict.FATAL, Proof.REBOOT),
-        (Proof.RMA, Verdict.DEGRADED, Proof.RMA),
-        (Proof.RMA, Verdict.FATAL, Proof.RMA),
-    ],
-)
-def test_time_alone_closes_nothing_that_made_a_gpu_unfit(recovery, verdict, proof):
-    assert Judgement(Verdict.APP, recovery).proof(verdict) is proof
+    assert XidPolicy().judge(79) == policy().judge(BEYOND) == XidRow()

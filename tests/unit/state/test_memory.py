@@ -13,7 +13,8 @@ from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.latch import Latch, Marks, Proof, Recovery, Verdict
+from gpu_plugin.health.signals import SIGNALS, orders
 from gpu_plugin.health.signals.clocks import SlowMinutes
 from gpu_plugin.health.signals.recovery_action import RequestedAction
 from gpu_plugin.health.signals.xid import Occurrences
@@ -27,10 +28,17 @@ from tests.state_log import store
 
 NODE = Node((Gpu("GPU-1", 0, 0, "0000:1b:00.0", "NVIDIA H100"), Gpu("GPU-unreadable-1", 1)))
 LISTED = (Resource("nvidia.com/gpu", (Device("GPU-1", "GPU-1", "GPU-1", "0", numa=(0,), nodes=("/dev/nvidia0",)),)),)
-XID = Evidence("one", "GPU-1", "xid", "FATAL", "Xid 79", 1.5, "reboot", "79", "MIG-1", 7, 8, 9, memory={"times": [1.0]})
-MAINTENANCE = Evidence("one", "GPU-1", "maintenance", "FATAL", "maintenance", 2.0, "operator")
-CORDON = Evidence("one", "GPU-1", "cordon", "FATAL", "cordoned", 3.0, "operator")
-OLD_CORDON = Evidence("zero", "GPU-2", "cordon", "FATAL", "cordoned", 0.5, "operator")
+XID = Evidence(
+    "one",
+    "GPU-1",
+    "xid",
+    Latch(Occurrences((1.0,)), Verdict.FATAL, "Xid 79", 1.5, Proof.REBOOT, Recovery(Marks(7, 8, 9))),
+    "79",
+    "MIG-1",
+)
+MAINTENANCE = Evidence("one", "GPU-1", "maintenance", orders.release(2.0))
+CORDON = Evidence("one", "GPU-1", "cordon", Latch(orders.Reason(), Verdict.FATAL, "cordoned", 3.0, Proof.OPERATOR))
+OLD_CORDON = Evidence("zero", "GPU-2", "cordon", Latch(orders.Reason(), Verdict.FATAL, "cordoned", 0.5, Proof.OPERATOR))
 EVERYTHING = (XID, MAINTENANCE, CORDON, OLD_CORDON)
 
 
@@ -304,35 +312,28 @@ async def test_each_change_of_evidence_is_written_to_the_disk_too(state, monkeyp
         tasks.cancel_scope.cancel()
 
 
-DEEP: object = 7.0
-for _ in range(450):
-    DEEP = [DEEP]
+def changed(signal: str = "xid", memory: object = None, recovery: object = None, **latch: object) -> dict[str, object]:
+    """Return the stored form of XID with these changes."""
+    entry = msgspec.to_builtins(XID)
+    part = {"xid": "79", "flapping": "xid 48"}.get(signal, "")
+    found = {**entry["latch"], "memory": {} if memory is None else memory, **latch}
+    return {
+        **entry,
+        "signal": signal,
+        "part": part,
+        "latch": found if recovery is None else {**found, "recovery": recovery},
+    }
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        replace(XID, since=1e18),
-        replace(XID, taken=1e18),
-        replace(XID, reset_after=1e18),
-        replace(XID, memory={"times": [-1e18]}),
-        replace(XID, memory={"within": 1e18}),
-        replace(XID, memory={"last": 7e19}),
-        replace(XID, signal="nvlink", part="", memory={"up": -1}),
-        replace(XID, signal="flapping", part="xid 48", memory={"hold": 1e18}),
-        replace(XID, signal="flapping", part="xid 48", memory={"hold": -1.0}),
-        replace(XID, signal="hw-slowdown", part="", memory={"watched": 1e18}),
-        replace(XID, signal="recovery-action", part="", memory={"excused": 1e18}),
-        replace(XID, signal="unanswered", part="", memory={"failures": [7e19]}),
-        replace(XID, signal="pcie-errors", part="", memory={"times": [7e19]}),
-        replace(XID, signal="application-errors", part="", memory={"unknown": [7e19]}),
-        replace(XID, memory={"times": DEEP}),
-        replace(XID, signal="moonlight", memory={"phases": DEEP}),
-        replace(XID, signal="moonlight", memory={"phase": -1}),
-        replace(XID, memory={"owned": [[1e300, ["default/a"]]]}),
+        changed(since=1e18),
+        changed(recovery={"marks": {"taken": 1e18}}),
+        changed(recovery={"since": 1e18}),
+        changed(since="yesterday"),
+        changed(recovery=7),
         {"boot_id": "one", "uuid": "GPU-1"},
-        {**msgspec.to_builtins(XID), "since": "yesterday"},
-        {**msgspec.to_builtins(XID), "memory": 7},
         "x",
     ],
 )
@@ -345,23 +346,35 @@ def test_an_entry_that_cannot_be_true_is_left_out_alone_and_said(state, caplog, 
 
 
 @pytest.mark.parametrize(
-    ("signal", "part", "remembered", "read"),
+    ("signal", "remembered", "read"),
     [
-        ("xid", "48", {"times": [-2.0], "last": -1.0}, Occurrences((0.0,), last=0.0)),
-        ("recovery-action", "", {"action": 1, "excused": -30.0}, RequestedAction(action=1, excused=0.0)),
-        ("hw-slowdown", "", {"watched": -30.0}, SlowMinutes(watched=0.0)),
+        ("xid", {"times": [-2.0], "last": -1.0}, Occurrences((0.0,), last=0.0)),
+        ("recovery-action", {"action": 1, "excused": -30.0}, RequestedAction(action=1, excused=0.0)),
+        ("hw-slowdown", {"watched": -30.0}, SlowMinutes(watched=0.0)),
+        ("xid", {"times": [-1e18]}, SIGNALS["xid"].memory),
+        ("xid", {"within": 1e18}, SIGNALS["xid"].memory),
+        ("xid", {"last": 7e19}, SIGNALS["xid"].memory),
+        ("flapping", {"hold": 1e18}, SIGNALS["flapping"].memory),
+        ("flapping", {"hold": -1.0}, SIGNALS["flapping"].memory),
+        ("hw-slowdown", {"watched": 1e18}, SIGNALS["hw-slowdown"].memory),
+        ("recovery-action", {"excused": 1e18}, SIGNALS["recovery-action"].memory),
+        ("unanswered", {"failures": [7e19]}, SIGNALS["unanswered"].memory),
+        ("pcie-errors", {"times": [7e19]}, SIGNALS["pcie-errors"].memory),
+        ("application-errors", {"unknown": [7e19]}, SIGNALS["application-errors"].memory),
+        ("xid", {"moons": 7}, Occurrences()),
+        ("xid", 7, Occurrences()),
     ],
 )
-def test_times_a_little_before_0_are_taken_for_it_and_drop_no_entry(state, signal, part, remembered, read):
-    wrong = replace(XID, signal=signal, part=part, since=-5.0, taken=-1.0, memory=remembered)
-    write(memory(state), (wrong,), NODE, LISTED)
+def test_times_a_little_before_0_and_a_memory_that_cannot_be_read_drop_no_entry(state, signal, remembered, read):
+    wrong = changed(signal, remembered, {"marks": {"taken": -1.0}}, since=-5.0)
+    memory(state).log.write(HEALTH, {"boot_id": "one", "evidence": [wrong]})
     (entry,) = memory(state).evidence()
-    latch = entry.latch()
+    latch = entry.latch
     assert (latch.verdict, latch.since, latch.memory, latch.recovery.marks.taken) == (Verdict.FATAL, 0.0, read, 0.0)
 
 
 def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):
-    strange = replace(XID, signal="moonlight", memory={"phase": 3})
+    strange = replace(XID, signal="moonlight", latch=replace(XID.latch, memory={"phase": 3}))
     write(memory(state), (strange,), NODE, LISTED)
     assert memory(state).evidence() == (strange,)
 
