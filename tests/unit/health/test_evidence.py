@@ -79,7 +79,7 @@ def test_a_corrected_clock_shifts_every_time(signal, part, memory, shifted):
     latch = entry.moved(1_030.0).latch
     assert (latch.since, latch.memory, latch.recovery.marks.taken) == (40.0, shifted, 39.0)
     assert entry.moved(1_030.0) == Evidence.of("one", A, LatchKey(signal, part), latch, 1_030.0)
-    assert entry.moved(1_000.0) == entry
+    assert entry.moved(1_000.5) == entry, "two clocks are read one after the other"
     assert entry.moved(None) == entry, "nobody knows by how much"
 
 

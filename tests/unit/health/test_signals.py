@@ -250,7 +250,7 @@ def test_a_lost_gpu_can_be_overridden_once_this_process_saw_it_answer():
         ("vanished", [VANISHED] * 2, None, "no driver is bound to it"),
         ("driver", [UNLOADED], replace(UNLOADED, detail="it is another version"), "it is another version"),
         ("events", [EventDelivery("Unknown Error")], EventDelivery("GPU is lost"), "polling: GPU is lost"),
-        ("hung", [HUNG], None, "no answer for 30 s"),
+        ("hung", [HUNG], replace(HUNG, detail="another call"), "no answer for 30 s"),  # of the first call
         ("lost", [Sample(fault=Fault.LOST)], None, "lost"),
     ],
 )
