@@ -7,8 +7,16 @@ internal/discover), and some further directories of distributions.
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES
-from gpu_plugin.containers.cdi.host_files import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
+from gpu_plugin.containers.cdi.host_files import (
+    LIBRARY_DIRECTORIES,
+    DriverFiles,
+    Kind,
+    Library,
+    Listing,
+    PlacedFile,
+    Seen,
+    SeenLibrary,
+)
 
 BINARY = "binary"
 FIRMWARE = "firmware"

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.containers.cdi import driver
 from gpu_plugin.containers.cdi.build import Built, build
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES
-from gpu_plugin.containers.cdi.host_files import DriverFiles, HostDevices, Kind, Seen
+from gpu_plugin.containers.cdi.host_files import LIBRARY_DIRECTORIES, DriverFiles, HostDevices, Kind, Seen
 from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.driver_root.loader import loader_directories
 from gpu_plugin.containers.driver_root.tree import FirstRoot, Tree

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Seen
-from gpu_plugin.containers.cdi.tegra import DIRECTORY
 from gpu_plugin.containers.driver_root import tegra as driver_root_tegra
+from gpu_plugin.containers.driver_root.tegra import DIRECTORY
 from gpu_plugin.simulation import driver_files
 from tests.device_nodes import device
 from tests.unit.containers.driver_root.installed import Root

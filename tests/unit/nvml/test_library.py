@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.containers.cdi.host_files import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.driver import SONAME, Calls, load, unload
 from gpu_plugin.nvml.port import NvmlError

@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES
-from gpu_plugin.containers.cdi.host_files import DriverFiles
+from gpu_plugin.containers.cdi.host_files import LIBRARY_DIRECTORIES, DriverFiles
 from gpu_plugin.containers.driver_root.search import Search
 from tests.unit.containers.driver_root.installed import VERSION, Root, ld_cache_of
 

@@ -1,13 +1,13 @@
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.containers.cdi import wsl
 from gpu_plugin.containers.cdi.build import READ_ONLY
 from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices, Kind, Seen, SeenLibrary
 from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.spec import DeviceNode, from_json
 from gpu_plugin.containers.cdi.written import encoded
-from gpu_plugin.containers.cdi.wsl import Store, WslFiles, choose, pick, wsl_specs
+from gpu_plugin.containers.driver_root import wsl
+from gpu_plugin.containers.driver_root.wsl import Store, WslFiles, choose, pick, wsl_specs
 
 STORE = "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_0373d825005116d0"
 HOST = HostDevices({"/dev/dxg": DeviceFile(10, 125)})
@@ -183,7 +183,7 @@ def test_a_store_with_more_libraries_than_any_driver_is_cut_short():
     libraries, _, complaints = pick(Store(f"{wsl.STORE}/nva", (*wsl.EXPECTED, *names)), "/")
     assert len(libraries) == 512
     assert libraries[0].endswith("/libcuda.so.1.1")
-    assert complaints == (f"/{wsl.STORE}/nva has 606 libraries; containers get the first 512",)
+    assert complaints == [f"/{wsl.STORE}/nva has 606 libraries; containers get the first 512"]
 
 
 def test_what_a_store_lacks_is_said_at_once():
