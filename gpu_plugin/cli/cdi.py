@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
@@ -15,7 +16,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
 from gpu_plugin.containers import cdi_names
 from gpu_plugin.containers.cdi.build import Built
-from gpu_plugin.containers.cdi.spec import MAX_BYTES, host_paths, json_schema, to_json
+from gpu_plugin.containers.cdi.spec import MAX_BYTES, Spec, host_paths, to_json
 from gpu_plugin.containers.cdi.written import encoded
 from gpu_plugin.containers.cdi_files.directory import Outcome, SpecDirectory, not_ours
 from gpu_plugin.containers.cdi_files.files import SUFFIXES, Judged, Judgement, found, judge, judge_content, unread
@@ -194,7 +195,7 @@ def validate(
 ) -> int:
     """Print a verdict on each file."""
     if schema:
-        click.echo(json.dumps(json_schema(), indent=2))
+        click.echo(json.dumps(msgspec.json.schema(Spec), indent=2))
         return 0
 
     specs = _judged(files, directories, root, simulate)

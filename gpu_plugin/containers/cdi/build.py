@@ -8,12 +8,13 @@ do this instead (`hooks`).
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from posixpath import dirname
 
 import msgspec
 
 from gpu_plugin.containers import cdi_names
 from gpu_plugin.containers.cdi import driver, hooks
-from gpu_plugin.containers.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library
+from gpu_plugin.containers.cdi.host_files import DriverFiles, HostDevices, Library
 from gpu_plugin.containers.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.containers.cdi.spec import DeviceNode, Edits, Mount, Spec, SpecDevice, made
 from gpu_plugin.containers.edits import CONTROL_NODES, VISIBLE_DEVICES, imex_node
@@ -21,18 +22,13 @@ from gpu_plugin.devices.device import is_placeholder, mig_device, whole_gpu
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu
 
+# Mount options of files, and of sockets and their directories. NVIDIA uses the same, not always read-only (internal/discover). On
+# a read-only mount, clients can connect to sockets and write to FIFOs, but they cannot replace them or change their mode.
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
-"""Mount options of files, and of sockets and their directories. NVIDIA uses the same (internal/discover), but not always
-read-only.
-
-On a read-only mount, clients can connect to sockets and write to FIFOs, but they cannot replace them or change their mode.
-"""
 
 # Keeps NVIDIA's container runtime, if the node has it, from adding GPUs itself.
 HIDDEN = f"{VISIBLE_DEVICES}=void"
-
-AMBIGUOUS = "the driver gives its name to two devices now"
 
 
 class Built(msgspec.Struct, frozen=True):
@@ -98,7 +94,8 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: C
                 served.append((called, nodes.there([*paths, *more])))
     owners = Counter(name for called, _ in served for name in called)
     missing = {name: why for name, why in missing.items() if name not in owners}
-    missing |= {name: AMBIGUOUS for name, count in owners.items() if count > 1}
+    ambiguous = [name for name, count in owners.items() if count > 1]
+    missing |= dict.fromkeys(ambiguous, "the driver gives its name to two devices now")
     devices: list[SpecDevice] = []
     for called, given in served:
         edits = nodes.edits(given)
@@ -124,7 +121,8 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: C
 def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[str]]]:
     """Yield for a GPU and each of its MIG devices: its names, its required device nodes, and its optional device nodes."""
     whole = whole_gpu(gpu)
-    drm = [*host.drm.get(gpu.pci_bus_id, ()), *_by_path(gpu.pci_bus_id, host.nodes)]
+    by_path = f"/dev/dri/by-path/pci-{short_bus_id(gpu.pci_bus_id)}-"  # udev's links to the DRM nodes of a PCI device
+    drm = [*host.drm.get(gpu.pci_bus_id, ()), *sorted(path for path in host.nodes if path.startswith(by_path))]
     yield (gpu.uuid, whole.index), whole.nodes, drm
     for mig in gpu.mig_devices:
         part = mig_device(gpu, mig)
@@ -132,12 +130,6 @@ def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple
         nodes = part.nodes if known else ()
         has_graphics = "gfx" in mig.profile.partition("+")[2]  # for example 1g.24gb+gfx
         yield (mig.uuid, part.index), nodes, drm if has_graphics else []
-
-
-def _by_path(pci_bus_id: str, nodes: Mapping[str, DeviceFile]) -> list[str]:
-    """Return udev's links to the DRM nodes of a PCI device. Containers get device nodes of these names."""
-    prefix = f"/dev/dri/by-path/pci-{short_bus_id(pci_bus_id)}-"
-    return sorted(path for path in nodes if path.startswith(prefix))
 
 
 def _why_missing(gpu: Gpu, gone: Sequence[str], faults: Mapping[str, str]) -> str:
@@ -167,7 +159,11 @@ def _common(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Edits:
     made_hooks = hooks.hooks(
         options.hook, options.disabled_hooks, hooks.soname_links(files.libraries), targets, files.version
     )
-    environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
+    libcuda = next((each.target for each in files.libraries if "libcuda.so.1" in each.names), "/usr/lib64/libcuda.so.1")
+    environment = (
+        f"NVIDIA_CTK_LIBCUDA_DIR={dirname(libcuda)}",
+        HIDDEN,
+    )  # the hooks need libcuda's directory in containers
     mounts = [*(bind(root, target, target) for target in dict.fromkeys(targets)), *mounts]
     return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=tuple(mounts))
 
@@ -191,23 +187,15 @@ def loadable(root: str, libraries: Sequence[Library], machine: str) -> dict[str,
 def _others(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Iterator[tuple[str, Spec]]:
     channels = [channel for channel in options.imex_channels if imex_node(channel) in nodes.host.nodes]
     if channels:
-        devices = [_simple(nodes, str(channel), [imex_node(channel)]) for channel in channels]
-        devices.append(_simple(nodes, cdi_names.ALL, map(imex_node, channels)))
+        paths_by_name = {str(channel): [imex_node(channel)] for channel in channels}
+        paths_by_name[cdi_names.ALL] = [imex_node(channel) for channel in channels]
+        devices = [SpecDevice(name=name, container_edits=nodes.edits(paths)) for name, paths in paths_by_name.items()]
         yield cdi_names.IMEX, made(cdi_names.kind(cdi_names.IMEX), tuple(devices), Edits(env=(HIDDEN,)))
     for device_class in options.classes:
-        paths = class_nodes(device_class, nodes.host.nodes)
+        beginnings = cdi_names.CLASS_NODES[device_class]
+        paths = sorted(path for path in nodes.host.nodes if path.startswith(beginnings))
         if paths:
             storage = [file for file in files.files if file.group == driver.STORAGE and device_class == cdi_names.GDS]
             mounts = tuple(bind(options.driver_root, file.target, file.container_path) for file in storage)
-            device = _simple(nodes, cdi_names.ALL, paths)
+            device = SpecDevice(name=cdi_names.ALL, container_edits=nodes.edits(paths))
             yield device_class, made(cdi_names.kind(device_class), (device,), Edits(env=(HIDDEN,), mounts=mounts))
-
-
-def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
-    return SpecDevice(name=name, container_edits=nodes.edits(paths))
-
-
-def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:
-    """Return the device nodes of a device class among `nodes`, sorted."""
-    beginnings = cdi_names.CLASS_NODES[device_class]
-    return sorted(path for path in nodes if path.startswith(beginnings))

@@ -6,33 +6,23 @@ Names and arguments are the same as in nvidia-container-toolkit (internal/discov
 from collections.abc import Iterable
 from posixpath import dirname
 
-from gpu_plugin.containers.cdi.host_files import DriverFiles, Library
+from gpu_plugin.containers.cdi.host_files import Library
 from gpu_plugin.containers.cdi.spec import Hook
 
 ALL = "all"  # means all hooks in --cdi-disable-hooks
 
-CREATE_SYMLINKS = "create-symlinks"
-ENABLE_CUDA_COMPAT = "enable-cuda-compat"
-UPDATE_LDCACHE = "update-ldcache"
-DISABLE_DEVICE_NODE_MODIFICATION = "disable-device-node-modification"
-
-
-# Limits EGL and Vulkan to the GPUs of the container: it writes EGLVisibleDGPUDevices to the container's directory
-# /etc/nvidia/nvidia-application-profiles-rc.d, from the container's device nodes /dev/nvidiaN. nvidia-container-toolkit has it
-# from 1.20 on. Earlier versions log a warning about an unknown hook, and the container starts.
-UPDATE_APPLICATION_PROFILE = "update-application-profile"
-
+# update-application-profile limits EGL and Vulkan to the GPUs of the container: it writes EGLVisibleDGPUDevices to the directory
+# /etc/nvidia/nvidia-application-profiles-rc.d of the container, from the container's device nodes /dev/nvidiaN.
+# nvidia-container-toolkit has it from 1.20 on. Earlier versions log a warning about an unknown hook, and the container starts.
 NAMES = (
-    CREATE_SYMLINKS,
-    ENABLE_CUDA_COMPAT,
-    UPDATE_LDCACHE,
-    DISABLE_DEVICE_NODE_MODIFICATION,
-    UPDATE_APPLICATION_PROFILE,
+    "create-symlinks",
+    "enable-cuda-compat",
+    "update-ldcache",
+    "disable-device-node-modification",
+    "update-application-profile",
 )
 
 OTHERS = ("chmod",)  # NVIDIA's other hooks, which this plugin's specifications do not use
-
-_TOOLKIT = "nvidia-ctk"
 
 
 def hooks(
@@ -51,26 +41,20 @@ def hooks(
     if ALL in off:
         return ()
     arguments = {
-        CREATE_SYMLINKS: _flagged("--link", links),
-        ENABLE_CUDA_COMPAT: [f"--host-driver-version={version}"] if version else [],
-        UPDATE_LDCACHE: _flagged("--folder", dict.fromkeys(map(dirname, libraries))),
+        "create-symlinks": _flagged("--link", links),
+        "enable-cuda-compat": [f"--host-driver-version={version}"] if version else [],
+        "update-ldcache": _flagged("--folder", dict.fromkeys(map(dirname, libraries))),
     }
     wanted = {name: more for name, more in arguments.items() if more}
     if version:
-        wanted[DISABLE_DEVICE_NODE_MODIFICATION] = []
-        wanted[UPDATE_APPLICATION_PROFILE] = []
+        wanted |= {"disable-device-node-modification": [], "update-application-profile": []}
     program = path.rpartition("/")[2]
-    begin = [program, "hook"] if program == _TOOLKIT else [program]
+    begin = [program, "hook"] if program == "nvidia-ctk" else [program]
     return tuple(
         Hook(hook_name="createContainer", path=path, args=(*begin, name, *more))
         for name, more in wanted.items()
         if name not in off
     )
-
-
-def libcuda_directory(files: DriverFiles) -> str:
-    """Return the directory of libcuda in containers, which NVIDIA's hooks need."""
-    return next((dirname(each.target) for each in files.libraries if "libcuda.so.1" in each.names), "/usr/lib64")
 
 
 def soname_links(libraries: Iterable[Library]) -> list[str]:

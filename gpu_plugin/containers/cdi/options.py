@@ -3,21 +3,20 @@
 import msgspec
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.containers.cdi.hooks import ALL, CREATE_SYMLINKS, NAMES, OTHERS, UPDATE_LDCACHE
+from gpu_plugin.containers.cdi.hooks import ALL, NAMES, OTHERS
 from gpu_plugin.containers.edits import Access
 
+# Feature flags of NVIDIA's nvcdi (pkg/nvcdi/api.go) that have an effect in this plugin.
 NO_GIDS = "no-additional-gids-for-device-nodes"
 NO_SOCKETS = "disable-ipc-discoverer"
-FEATURE_FLAGS = (NO_GIDS, NO_SOCKETS)
-"""Feature flags of NVIDIA's nvcdi (pkg/nvcdi/api.go) that have an effect in this plugin."""
 
+# Feature flags of nvcdi that are accepted and have no effect in this plugin.
 IDLE_FEATURE_FLAGS = (
     "disable-nvsandboxutils",
     "disable-multiple-csv-devices",
     "enable-coherent-annotations",
     "enable-explicit-driver-libraries",
 )
-"""Feature flags of nvcdi that are accepted and have no effect in this plugin."""
 
 
 class CdiOptions(msgspec.Struct, frozen=True):
@@ -49,13 +48,13 @@ def cdi_options(settings: Settings, access: Access) -> CdiOptions:
 def ignored_options(settings: Settings) -> list[str]:
     """Return a sentence for each CDI option whose value has no effect or may prevent programs from finding libraries."""
     sentences = []
+    known = (NO_GIDS, NO_SOCKETS, *IDLE_FEATURE_FLAGS)
     idle = [flag for flag in settings.cdi_feature_flags if flag in IDLE_FEATURE_FLAGS]
-    unknown = [flag for flag in settings.cdi_feature_flags if flag not in (*FEATURE_FLAGS, *IDLE_FEATURE_FLAGS)]
+    unknown = [flag for flag in settings.cdi_feature_flags if flag not in known]
     if idle:
         sentences.append(f"--cdi-feature-flags: {', '.join(idle)} is not supported and changes nothing")
     if unknown:
-        known = ", ".join((*FEATURE_FLAGS, *IDLE_FEATURE_FLAGS))
-        sentences.append(f"--cdi-feature-flags: {', '.join(unknown)} is not known; there are {known}")
+        sentences.append(f"--cdi-feature-flags: {', '.join(unknown)} is not known; there are {', '.join(known)}")
     if settings.cdi_disable_hooks and not settings.nvidia_cdi_hook_path:
         sentences.append("--cdi-disable-hooks changes nothing: no hook is used without --nvidia-cdi-hook-path")
     strange = [name for name in settings.cdi_disable_hooks if name not in (ALL, *NAMES, *OTHERS)]
@@ -63,7 +62,7 @@ def ignored_options(settings: Settings) -> list[str]:
         sentences.append(
             f"--cdi-disable-hooks: {', '.join(strange)} is not a hook; there are {', '.join(NAMES)}, {ALL}"
         )
-    needed = [name for name in settings.cdi_disable_hooks if name in (CREATE_SYMLINKS, UPDATE_LDCACHE)]
+    needed = [name for name in settings.cdi_disable_hooks if name in ("create-symlinks", "update-ldcache")]
     if needed and settings.nvidia_cdi_hook_path and ALL not in settings.cdi_disable_hooks:
         sentences.append(
             f"--cdi-disable-hooks: without {', '.join(needed)} programs in containers may not find libcuda.so.1; to have no "

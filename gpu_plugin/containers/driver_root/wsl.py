@@ -59,7 +59,7 @@ _LOADER = re.compile(r".+_loader\.so(\..+)?")
 
 
 class Store(msgspec.Struct, frozen=True):
-    """One of NVIDIA's drivers in the driver store."""
+    """A driver of NVIDIA in the driver store."""
 
     directory: str  # such as usr/lib/wsl/drivers/nv_dispi.inf_amd64_1f
     names: tuple[str, ...]  # the names of the files in the directory
