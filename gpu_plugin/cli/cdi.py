@@ -27,14 +27,6 @@ from gpu_plugin.runtime.regular_file import content
 # Runtimes look for specifications in these directories, and the last one wins (CDI's specification)
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
 
-# The option that enables each class except gpu
-_FLAGS = {
-    "imex-channel": "--imex-channel-ids",
-    "gdrcopy": "--gdrcopy-enabled",
-    "gds": "--gds-enabled",
-    "mofed": "--mofed-enabled",
-}
-
 _dirs_option = click.option(
     "--cdi-dir",
     "directories",
@@ -104,10 +96,9 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
         return 0
     spec = made.specs.get(cdi_names.file_name(device_class))
     if spec is None:
-        wanted = _FLAGS.get(device_class, "")
-        raise click.ClickException(
-            f"this node has no device of class {device_class}" + (f", or {wanted} does not enable it" if wanted else "")
-        )
+        flag = "--imex-channel-ids" if device_class == cdi_names.IMEX else f"--{device_class}-enabled"
+        hint = "" if device_class == cdi_names.GPU else f", or {flag} does not enable it"
+        raise click.ClickException(f"this node has no device of class {device_class}{hint}")
     try:
         written = encoded(spec).decode()
     except ValueError as error:

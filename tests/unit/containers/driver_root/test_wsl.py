@@ -145,12 +145,6 @@ def test_what_no_container_could_use_is_no_specification(files, host, why):
     assert built.specs == {}
 
 
-def test_a_damaged_libcuda_is_said_to_be_the_reason():
-    broken = library(f"{STORE}/libcuda.so.1.1", fault="it is not an ELF file (Magic number does not match)")
-    built = wsl_specs(replace(FILES, libraries=(broken, *FILES.libraries[1:])), HOST, CdiOptions())
-    assert f"can load: {STORE}/libcuda.so.1.1 in the driver root / is left out: it is not an ELF file" in built.trouble
-
-
 def test_single_files_that_are_no_good_are_left_out_and_said():
     bad = library(f"{STORE}/libnvbad.so", fault="it is damaged")
     foreign = library(f"{STORE}/libnvarm.so", machine="EM_AARCH64")
