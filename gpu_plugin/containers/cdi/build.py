@@ -2,7 +2,7 @@
 
 The specifications need no program on the host. Each library is mounted under its SONAME in the default directories of a dynamic
 loader, so that programs find it without ldconfig and without a variable. If the operator names NVIDIA's hook program, its hooks
-do this instead (`hooks`).
+do this instead (`toolkit_hooks`).
 """
 
 from collections import Counter
@@ -13,10 +13,10 @@ from posixpath import dirname
 import msgspec
 
 from gpu_plugin.containers import cdi_names
-from gpu_plugin.containers.cdi import driver, hooks
+from gpu_plugin.containers.cdi import driver
 from gpu_plugin.containers.cdi.host_files import DriverFiles, HostDevices, Library
-from gpu_plugin.containers.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
-from gpu_plugin.containers.cdi.spec import DeviceNode, Edits, Mount, Spec, SpecDevice, made
+from gpu_plugin.containers.cdi.options import ALL_HOOKS, NO_GIDS, NO_SOCKETS, CdiOptions
+from gpu_plugin.containers.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
 from gpu_plugin.containers.edits import CONTROL_NODES, VISIBLE_DEVICES, imex_node
 from gpu_plugin.devices.device import is_placeholder, mig_device, whole_gpu
 from gpu_plugin.devices.gpu_names import short_bus_id
@@ -156,8 +156,8 @@ def _common(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Edits:
         bound = loadable(root, files.libraries, files.machine).values()
         return Edits(env=(HIDDEN,), device_nodes=control, mounts=(*bound, *mounts))
     targets = [each.target for each in files.libraries]
-    made_hooks = hooks.hooks(
-        options.hook, options.disabled_hooks, hooks.soname_links(files.libraries), targets, files.version
+    made_hooks = toolkit_hooks(
+        options.hook, options.disabled_hooks, soname_links(files.libraries), targets, files.version
     )
     libcuda = next((each.target for each in files.libraries if "libcuda.so.1" in each.names), "/usr/lib64/libcuda.so.1")
     environment = (
@@ -182,6 +182,60 @@ def loadable(root: str, libraries: Sequence[Library], machine: str) -> dict[str,
         for name in library.names
     ]
     return {path: bind(root, library.target, path) for path, library in paths}
+
+
+def toolkit_hooks(
+    path: str, disabled: Iterable[str], links: Iterable[str], libraries: Iterable[str], version: str = ""
+) -> tuple[Hook, ...]:
+    """Return the hooks that make mounted libraries usable, without `disabled` hooks and without hooks that have no arguments.
+
+    Args:
+        path: the program on the host: nvidia-ctk, or nvidia-cdi-hook, which has no subcommand hook.
+        disabled: the names of hooks to leave out; ALL_HOOKS for all.
+        links: the links to make in a container, as `target::path`.
+        libraries: the libraries whose directories are added to the dynamic loader's cache.
+        version: the driver's version; empty if the driver has neither libraries for CUDA's compatibility nor nodes /dev/nvidiaN.
+    """
+    off = set(disabled)
+    if ALL_HOOKS in off:
+        return ()
+    arguments = {
+        "create-symlinks": _flagged("--link", links),
+        "enable-cuda-compat": [f"--host-driver-version={version}"] if version else [],
+        "update-ldcache": _flagged("--folder", dict.fromkeys(map(dirname, libraries))),
+    }
+    wanted = {name: more for name, more in arguments.items() if more}
+    if version:
+        wanted |= {"disable-device-node-modification": [], "update-application-profile": []}
+    program = path.rpartition("/")[2]
+    begin = [program, "hook"] if program == "nvidia-ctk" else [program]
+    return tuple(
+        Hook(hook_name="createContainer", path=path, args=(*begin, name, *more))
+        for name, more in wanted.items()
+        if name not in off
+    )
+
+
+def soname_links(libraries: Iterable[Library]) -> list[str]:
+    """Return a link, as `target::path`, for each name of a library that is not its file's name."""
+    links = []
+    for library in libraries:
+        # A library in gbm/ is found only by its path, which is a link if the file has another name.
+        if any(name.startswith("gbm/") for name in library.names):
+            if library.path != library.target:
+                links.append(f"{library.target}::{library.path}")
+            continue
+        directory, file = dirname(library.target), library.target.rpartition("/")[2]
+        before = file
+        for name in (each.rpartition("/")[2] for each in library.names):
+            if name != file:
+                links.append(f"{before}::{directory}/{name}")
+                before = name
+    return links
+
+
+def _flagged(flag: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]
 
 
 def _others(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Iterator[tuple[str, Spec]]:

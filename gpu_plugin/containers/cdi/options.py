@@ -3,8 +3,24 @@
 import msgspec
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.containers.cdi.hooks import ALL, NAMES, OTHERS
 from gpu_plugin.containers.edits import Access
+
+ALL_HOOKS = "all"  # means all hooks in --cdi-disable-hooks
+
+# The names of NVIDIA's hooks that specifications use (nvidia-container-toolkit, internal/discover/hooks.go).
+#
+# update-application-profile limits EGL and Vulkan to the GPUs of the container: it writes EGLVisibleDGPUDevices to the directory
+# /etc/nvidia/nvidia-application-profiles-rc.d of the container, from the container's device nodes /dev/nvidiaN.
+# nvidia-container-toolkit has it from 1.20 on. Earlier versions log a warning about an unknown hook, and the container starts.
+HOOKS = (
+    "create-symlinks",
+    "enable-cuda-compat",
+    "update-ldcache",
+    "disable-device-node-modification",
+    "update-application-profile",
+)
+
+UNUSED_HOOKS = ("chmod",)  # NVIDIA's other hooks, which this plugin's specifications do not use
 
 # Feature flags of NVIDIA's nvcdi (pkg/nvcdi/api.go) that have an effect in this plugin.
 NO_GIDS = "no-additional-gids-for-device-nodes"
@@ -39,7 +55,7 @@ def cdi_options(settings: Settings, access: Access) -> CdiOptions:
         dev_root=None if access.dev_root is None else access.dev_root.rstrip("/"),
         classes=access.cdi_classes,
         imex_channels=access.imex_channels,
-        hook="" if ALL in settings.cdi_disable_hooks else settings.nvidia_cdi_hook_path,
+        hook="" if ALL_HOOKS in settings.cdi_disable_hooks else settings.nvidia_cdi_hook_path,
         disabled_hooks=frozenset(settings.cdi_disable_hooks),
         feature_flags=frozenset(settings.cdi_feature_flags),
     )
@@ -57,13 +73,13 @@ def ignored_options(settings: Settings) -> list[str]:
         sentences.append(f"--cdi-feature-flags: {', '.join(unknown)} is not known; there are {', '.join(known)}")
     if settings.cdi_disable_hooks and not settings.nvidia_cdi_hook_path:
         sentences.append("--cdi-disable-hooks changes nothing: no hook is used without --nvidia-cdi-hook-path")
-    strange = [name for name in settings.cdi_disable_hooks if name not in (ALL, *NAMES, *OTHERS)]
+    strange = [name for name in settings.cdi_disable_hooks if name not in (ALL_HOOKS, *HOOKS, *UNUSED_HOOKS)]
     if strange:
         sentences.append(
-            f"--cdi-disable-hooks: {', '.join(strange)} is not a hook; there are {', '.join(NAMES)}, {ALL}"
+            f"--cdi-disable-hooks: {', '.join(strange)} is not a hook; there are {', '.join(HOOKS)}, {ALL_HOOKS}"
         )
     needed = [name for name in settings.cdi_disable_hooks if name in ("create-symlinks", "update-ldcache")]
-    if needed and settings.nvidia_cdi_hook_path and ALL not in settings.cdi_disable_hooks:
+    if needed and settings.nvidia_cdi_hook_path and ALL_HOOKS not in settings.cdi_disable_hooks:
         sentences.append(
             f"--cdi-disable-hooks: without {', '.join(needed)} programs in containers may not find libcuda.so.1; to have no "
             "hooks, leave out --nvidia-cdi-hook-path; then libraries are mounted where programs find them"

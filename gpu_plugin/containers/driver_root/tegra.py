@@ -16,8 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.containers import cdi_names
-from gpu_plugin.containers.cdi import driver, hooks
-from gpu_plugin.containers.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
+from gpu_plugin.containers.cdi import driver
+from gpu_plugin.containers.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable, soname_links, toolkit_hooks
 from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.spec import Edits, SpecDevice
@@ -300,9 +300,9 @@ def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], 
     mounts = {each.seen.target: bind(root, each.seen.target, each.seen.target) for each in mounted if each.seen.link}
     mounts |= {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted if not each.seen.link}
     links = {each.line.path: each.seen.target for each in mounted if each.seen.link}
-    for link in hooks.soname_links(libraries):
+    for link in soname_links(libraries):
         target, _, path = link.partition("::")
         links.setdefault(path, target)
     wanted = [f"{target}::{path}" for path, target in links.items() if path not in mounts]
-    made = hooks.hooks(options.hook, options.disabled_hooks, wanted, [library.target for library in libraries])
+    made = toolkit_hooks(options.hook, options.disabled_hooks, wanted, [library.target for library in libraries])
     return Edits(env=(HIDDEN,), hooks=made, mounts=tuple(mounts.values()))

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.containers import cdi_names
-from gpu_plugin.containers.cdi import driver, hooks
-from gpu_plugin.containers.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
+from gpu_plugin.containers.cdi import driver
+from gpu_plugin.containers.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable, soname_links, toolkit_hooks
 from gpu_plugin.containers.cdi.host_files import (
     DXCORE,
     DXCORE_DIRECTORIES,
@@ -194,9 +194,9 @@ def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
     mounts |= {seen.path: bind(root, seen.target, seen.path) for seen in others}
     smi = next((seen for seen in others if seen.path.endswith(f"/{NVIDIA_SMI}")), None)
     if options.hook:
-        links = [link for link in hooks.soname_links(libraries) if link.partition("::")[2] not in mounts]
+        links = [link for link in soname_links(libraries) if link.partition("::")[2] not in mounts]
         links += [f"{smi.path}::/usr/bin/{NVIDIA_SMI}"] if smi else []
-        made = hooks.hooks(options.hook, options.disabled_hooks, links, [library.path for library in libraries])
+        made = toolkit_hooks(options.hook, options.disabled_hooks, links, [library.path for library in libraries])
         common = Edits(env=(HIDDEN,), hooks=made, mounts=tuple(mounts.values()))
     else:
         placed = loadable(root, libraries, machine)
