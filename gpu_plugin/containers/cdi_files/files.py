@@ -140,6 +140,8 @@ class _RefusedError(ValueError):
     """Runtimes refuse the file, although parsers of JSON or YAML in Python accept it."""
 
 
+_TAB_BEFORE = re.compile(r"[ \r\n]*(\t)")
+_TAB_AFTER = re.compile(r"[\r\n] *(\t)")
 _SLASH = re.compile(r"(?<!\\)(?:\\\\)*(\\/)")
 _NO_SLASH = r"YAML does not have the escape \/: write / alone"
 
@@ -154,10 +156,6 @@ _NOT_YAML = (
     (
         re.compile("([\x7f-\x84\x86-\x9f\ufffe\uffff])"),
         "YAML does not allow this control character: write its escape",
-    ),
-    (
-        re.compile(r"(?:\A[ \r\n]*|[\r\n] *(?=\t\s*\Z))(\t)"),
-        "YAML does not allow a tab before or after the object: remove it",
     ),
     (
         re.compile(r'"[ \t]*([\r\n])\s*:'),
@@ -179,9 +177,12 @@ def _plain(content: bytes) -> object:
         raise
     except ValueError:  # it may be YAML; if not, the YAML reader gives the line of the fault
         return _from_yaml(content)
-    for pattern, reason in _NOT_YAML:
-        if found := pattern.search(text):
-            line = text.count("\n", 0, found.start(1)) + 1
+    # The tab is searched outside of the object only. Over the whole text, the time could grow with the square of its length.
+    tab = _TAB_BEFORE.match(text) or _TAB_AFTER.search(text, text.rindex("}"))
+    found = [(pattern.search(text), reason) for pattern, reason in _NOT_YAML]
+    for match, reason in [(tab, "YAML does not allow a tab before or after the object: remove it"), *found]:
+        if match:
+            line = text.count("\n", 0, match.start(1)) + 1
             raise _RefusedError(f"line {line}: {reason}; runtimes read JSON as YAML")
     return plain
 

@@ -117,3 +117,11 @@ def test_json_that_runtimes_read_as_yaml_is_valid(written):
     spec, faults, _ = judge_content(written.encode())
     assert spec is not None
     assert faults == ()
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("filling", ["\n\t", "\n", " ", "\t"])
+def test_much_white_space_takes_no_time_and_is_valid(filling):
+    spec, faults, _ = judge_content(JSON.replace(": ", f":{filling * 500_000}", 1).replace("%s", '"a"').encode())
+    assert spec is not None
+    assert faults == ()
