@@ -71,7 +71,7 @@ def test_a_copy_of_a_node_gives_its_specification(cdi, node):
     status, text, error = cdi("generate", "--root", node)
     assert (status, error) == (0, "")
     assert names(text) == ["GPU-a", "0", "all"]
-    assert str(node) not in text  # paths are those of the host
+    assert str(node) not in text  # paths are paths of the host
     assert f"/usr/lib64/libcuda.so.{VERSION}" in host_paths(text)
 
 
