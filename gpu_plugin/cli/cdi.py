@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
@@ -15,7 +16,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
 from gpu_plugin.containers import cdi_names
 from gpu_plugin.containers.cdi.build import Built
-from gpu_plugin.containers.cdi.spec import MAX_BYTES, host_paths, json_schema, to_json
+from gpu_plugin.containers.cdi.spec import MAX_BYTES, Spec, host_paths, to_json
 from gpu_plugin.containers.cdi.written import encoded
 from gpu_plugin.containers.cdi_files.directory import Outcome, SpecDirectory, not_ours
 from gpu_plugin.containers.cdi_files.files import SUFFIXES, Judged, Judgement, found, judge, judge_content, unread
@@ -25,14 +26,6 @@ from gpu_plugin.runtime.regular_file import content
 
 # Runtimes look for specifications in these directories, and the last one wins (CDI's specification)
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
-
-# The option that enables each class except gpu
-_FLAGS = {
-    "imex-channel": "--imex-channel-ids",
-    "gdrcopy": "--gdrcopy-enabled",
-    "gds": "--gds-enabled",
-    "mofed": "--mofed-enabled",
-}
 
 _dirs_option = click.option(
     "--cdi-dir",
@@ -103,10 +96,9 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
         return 0
     spec = made.specs.get(cdi_names.file_name(device_class))
     if spec is None:
-        wanted = _FLAGS.get(device_class, "")
-        raise click.ClickException(
-            f"this node has no device of class {device_class}" + (f", or {wanted} does not enable it" if wanted else "")
-        )
+        flag = "--imex-channel-ids" if device_class == cdi_names.IMEX else f"--{device_class}-enabled"
+        hint = "" if device_class == cdi_names.GPU else f", or {flag} does not enable it"
+        raise click.ClickException(f"this node has no device of class {device_class}{hint}")
     try:
         written = encoded(spec).decode()
     except ValueError as error:
@@ -194,7 +186,7 @@ def validate(
 ) -> int:
     """Print a verdict on each file."""
     if schema:
-        click.echo(json.dumps(json_schema(), indent=2))
+        click.echo(json.dumps(msgspec.json.schema(Spec), indent=2))
         return 0
 
     specs = _judged(files, directories, root, simulate)

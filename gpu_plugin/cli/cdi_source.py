@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpu_plugin.cli.topology_source import simulated_hardware
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.containers.cdi.build import Built
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.containers.cdi.host_files import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.containers.cdi.options import cdi_options, ignored_options
 from gpu_plugin.containers.cdi.spec import Edits, Spec, minimum_version
 from gpu_plugin.containers.cdi_files.directory import said

@@ -141,12 +141,8 @@ def on_run(path: str) -> str:
     return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
 
 
-def same_directory(one: str, other: str) -> bool:
-    """Whether two paths name the same directory on a node."""
-    return _plain(one) == _plain(other)
-
-
 def _plain(path: str) -> str:
+    """Return one spelling of a directory's path on a node."""
     return on_run(re.sub("/+", "/", f"{path}/"))
 
 
@@ -287,7 +283,7 @@ def _check_place(spec_dirs: Sequence[str] | None, source: str, cdi_dir: str) -> 
     `spec_dirs` are the runtime's directories, as `source` sets them; None for the default.
     """
     dirs = DEFAULT_SPEC_DIRS if spec_dirs is None else spec_dirs
-    if not any(same_directory(cdi_dir, each) for each in dirs):
+    if _plain(cdi_dir) not in map(_plain, dirs):
         by = "the default" if spec_dirs is None else source
         raise _RefusedError(
             f"CDI specs are written to {cdi_dir}, and the runtime reads them from {', '.join(dirs) or 'no directory'} ({by})"

@@ -13,8 +13,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
-from gpu_plugin.containers.cdi.host_files import Kind
+from gpu_plugin.containers.cdi.host_files import LIBRARY_DIRECTORIES, WSL_LIBRARIES, Kind
 from gpu_plugin.containers.driver_root.loader import loader_directories
 from gpu_plugin.containers.driver_root.safe import judge
 from gpu_plugin.containers.driver_root.tree import Tree

@@ -13,7 +13,7 @@ import pytest
 
 from demo.stand_in_kubelet.admission import AdmissionError
 from gpu_plugin.cli import main
-from gpu_plugin.containers.cdi_files.record import FILE as RECORD
+from gpu_plugin.containers.cdi_files.directory import RECORD
 from gpu_plugin.runtime import control
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.profile import load

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.containers.cdi.spec import from_json
-from gpu_plugin.containers.cdi.tegra import DIRECTORY as L4T_LISTS
+from gpu_plugin.containers.driver_root.tegra import DIRECTORY as L4T_LISTS
 from gpu_plugin.simulation.driver_files import shared_library
 from tests.device_nodes import device
 from tests.node.daemon import GPU, healthy, ids

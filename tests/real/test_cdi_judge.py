@@ -26,6 +26,7 @@ from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load, names
 from tests.needed import found
 from tests.real import cdi_library
+from tests.unit.containers.cdi_files.specs import NO_YAML, READ_AS_YAML
 
 
 @pytest.fixture(scope="module")
@@ -283,3 +284,10 @@ def test_what_is_no_document_at_all_is_none_for_anyone(judge, tmp_path, content)
     (verdict,) = judged(judge, tmp_path, {"": content}).values()
     assert verdict["library"]
     assert verdict["ours"]
+
+
+def test_json_that_is_no_yaml_has_the_same_verdict(judge, tmp_path):
+    texts = {name: text.encode() for name, text in {**NO_YAML, **READ_AS_YAML}.items()}
+    verdicts = judged(judge, tmp_path, texts)
+    assert {name for name, verdict in verdicts.items() if verdict["library"]} == set(NO_YAML)
+    assert {name for name, text in texts.items() if judge_content(text)[2]} == set(NO_YAML)

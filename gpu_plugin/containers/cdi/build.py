@@ -2,37 +2,33 @@
 
 The specifications need no program on the host. Each library is mounted under its SONAME in the default directories of a dynamic
 loader, so that programs find it without ldconfig and without a variable. If the operator names NVIDIA's hook program, its hooks
-do this instead (`hooks`).
+do this instead (`toolkit_hooks`).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from posixpath import dirname
 
 import msgspec
 
 from gpu_plugin.containers import cdi_names
-from gpu_plugin.containers.cdi import driver, hooks
-from gpu_plugin.containers.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library
-from gpu_plugin.containers.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
-from gpu_plugin.containers.cdi.spec import DeviceNode, Edits, Mount, Spec, SpecDevice, made
+from gpu_plugin.containers.cdi import driver
+from gpu_plugin.containers.cdi.host_files import DriverFiles, HostDevices, Library
+from gpu_plugin.containers.cdi.options import ALL_HOOKS, NO_GIDS, NO_SOCKETS, CdiOptions
+from gpu_plugin.containers.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
 from gpu_plugin.containers.edits import CONTROL_NODES, VISIBLE_DEVICES, imex_node
 from gpu_plugin.devices.device import is_placeholder, mig_device, whole_gpu
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu
 
+# Mount options of files, and of sockets and their directories. NVIDIA uses the same, not always read-only (internal/discover). On
+# a read-only mount, clients can connect to sockets and write to FIFOs, but they cannot replace them or change their mode.
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
-"""Mount options of files, and of sockets and their directories. NVIDIA uses the same (internal/discover), but not always
-read-only.
-
-On a read-only mount, clients can connect to sockets and write to FIFOs, but they cannot replace them or change their mode.
-"""
 
 # Keeps NVIDIA's container runtime, if the node has it, from adding GPUs itself.
 HIDDEN = f"{VISIBLE_DEVICES}=void"
-
-AMBIGUOUS = "the driver gives its name to two devices now"
 
 
 class Built(msgspec.Struct, frozen=True):
@@ -98,7 +94,8 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: C
                 served.append((called, nodes.there([*paths, *more])))
     owners = Counter(name for called, _ in served for name in called)
     missing = {name: why for name, why in missing.items() if name not in owners}
-    missing |= {name: AMBIGUOUS for name, count in owners.items() if count > 1}
+    ambiguous = [name for name, count in owners.items() if count > 1]
+    missing |= dict.fromkeys(ambiguous, "the driver gives its name to two devices now")
     devices: list[SpecDevice] = []
     for called, given in served:
         edits = nodes.edits(given)
@@ -124,7 +121,8 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: C
 def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[str]]]:
     """Yield for a GPU and each of its MIG devices: its names, its required device nodes, and its optional device nodes."""
     whole = whole_gpu(gpu)
-    drm = [*host.drm.get(gpu.pci_bus_id, ()), *_by_path(gpu.pci_bus_id, host.nodes)]
+    by_path = f"/dev/dri/by-path/pci-{short_bus_id(gpu.pci_bus_id)}-"  # udev's links to the DRM nodes of a PCI device
+    drm = [*host.drm.get(gpu.pci_bus_id, ()), *sorted(path for path in host.nodes if path.startswith(by_path))]
     yield (gpu.uuid, whole.index), whole.nodes, drm
     for mig in gpu.mig_devices:
         part = mig_device(gpu, mig)
@@ -132,12 +130,6 @@ def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple
         nodes = part.nodes if known else ()
         has_graphics = "gfx" in mig.profile.partition("+")[2]  # for example 1g.24gb+gfx
         yield (mig.uuid, part.index), nodes, drm if has_graphics else []
-
-
-def _by_path(pci_bus_id: str, nodes: Mapping[str, DeviceFile]) -> list[str]:
-    """Return udev's links to the DRM nodes of a PCI device. Containers get device nodes of these names."""
-    prefix = f"/dev/dri/by-path/pci-{short_bus_id(pci_bus_id)}-"
-    return sorted(path for path in nodes if path.startswith(prefix))
 
 
 def _why_missing(gpu: Gpu, gone: Sequence[str], faults: Mapping[str, str]) -> str:
@@ -164,10 +156,14 @@ def _common(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Edits:
         bound = loadable(root, files.libraries, files.machine).values()
         return Edits(env=(HIDDEN,), device_nodes=control, mounts=(*bound, *mounts))
     targets = [each.target for each in files.libraries]
-    made_hooks = hooks.hooks(
-        options.hook, options.disabled_hooks, hooks.soname_links(files.libraries), targets, files.version
+    made_hooks = toolkit_hooks(
+        options.hook, options.disabled_hooks, soname_links(files.libraries), targets, files.version
     )
-    environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
+    libcuda = next((each.target for each in files.libraries if "libcuda.so.1" in each.names), "/usr/lib64/libcuda.so.1")
+    environment = (
+        f"NVIDIA_CTK_LIBCUDA_DIR={dirname(libcuda)}",
+        HIDDEN,
+    )  # the hooks need libcuda's directory in containers
     mounts = [*(bind(root, target, target) for target in dict.fromkeys(targets)), *mounts]
     return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=tuple(mounts))
 
@@ -188,26 +184,72 @@ def loadable(root: str, libraries: Sequence[Library], machine: str) -> dict[str,
     return {path: bind(root, library.target, path) for path, library in paths}
 
 
+def toolkit_hooks(
+    path: str, disabled: Iterable[str], links: Iterable[str], libraries: Iterable[str], version: str = ""
+) -> tuple[Hook, ...]:
+    """Return the hooks that make mounted libraries usable, without `disabled` hooks and without hooks that have no arguments.
+
+    Args:
+        path: the program on the host: nvidia-ctk, or nvidia-cdi-hook, which has no subcommand hook.
+        disabled: the names of hooks to leave out; ALL_HOOKS for all.
+        links: the links to make in a container, as `target::path`.
+        libraries: the libraries whose directories are added to the dynamic loader's cache.
+        version: the driver's version; empty if the driver has neither libraries for CUDA's compatibility nor nodes /dev/nvidiaN.
+    """
+    off = set(disabled)
+    if ALL_HOOKS in off:
+        return ()
+    arguments = {
+        "create-symlinks": _flagged("--link", links),
+        "enable-cuda-compat": [f"--host-driver-version={version}"] if version else [],
+        "update-ldcache": _flagged("--folder", dict.fromkeys(map(dirname, libraries))),
+    }
+    wanted = {name: more for name, more in arguments.items() if more}
+    if version:
+        wanted |= {"disable-device-node-modification": [], "update-application-profile": []}
+    program = path.rpartition("/")[2]
+    begin = [program, "hook"] if program == "nvidia-ctk" else [program]
+    return tuple(
+        Hook(hook_name="createContainer", path=path, args=(*begin, name, *more))
+        for name, more in wanted.items()
+        if name not in off
+    )
+
+
+def soname_links(libraries: Iterable[Library]) -> list[str]:
+    """Return a link, as `target::path`, for each name of a library that is not its file's name."""
+    links = []
+    for library in libraries:
+        # A library in gbm/ is found only by its path, which is a link if the file has another name.
+        if any(name.startswith("gbm/") for name in library.names):
+            if library.path != library.target:
+                links.append(f"{library.target}::{library.path}")
+            continue
+        directory, file = dirname(library.target), library.target.rpartition("/")[2]
+        before = file
+        for name in (each.rpartition("/")[2] for each in library.names):
+            if name != file:
+                links.append(f"{before}::{directory}/{name}")
+                before = name
+    return links
+
+
+def _flagged(flag: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]
+
+
 def _others(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Iterator[tuple[str, Spec]]:
     channels = [channel for channel in options.imex_channels if imex_node(channel) in nodes.host.nodes]
     if channels:
-        devices = [_simple(nodes, str(channel), [imex_node(channel)]) for channel in channels]
-        devices.append(_simple(nodes, cdi_names.ALL, map(imex_node, channels)))
+        paths_by_name = {str(channel): [imex_node(channel)] for channel in channels}
+        paths_by_name[cdi_names.ALL] = [imex_node(channel) for channel in channels]
+        devices = [SpecDevice(name=name, container_edits=nodes.edits(paths)) for name, paths in paths_by_name.items()]
         yield cdi_names.IMEX, made(cdi_names.kind(cdi_names.IMEX), tuple(devices), Edits(env=(HIDDEN,)))
     for device_class in options.classes:
-        paths = class_nodes(device_class, nodes.host.nodes)
+        beginnings = cdi_names.CLASS_NODES[device_class]
+        paths = sorted(path for path in nodes.host.nodes if path.startswith(beginnings))
         if paths:
             storage = [file for file in files.files if file.group == driver.STORAGE and device_class == cdi_names.GDS]
             mounts = tuple(bind(options.driver_root, file.target, file.container_path) for file in storage)
-            device = _simple(nodes, cdi_names.ALL, paths)
+            device = SpecDevice(name=cdi_names.ALL, container_edits=nodes.edits(paths))
             yield device_class, made(cdi_names.kind(device_class), (device,), Edits(env=(HIDDEN,), mounts=mounts))
-
-
-def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
-    return SpecDevice(name=name, container_edits=nodes.edits(paths))
-
-
-def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:
-    """Return the device nodes of a device class among `nodes`, sorted."""
-    beginnings = cdi_names.CLASS_NODES[device_class]
-    return sorted(path for path in nodes if path.startswith(beginnings))

@@ -7,16 +7,24 @@ internal/discover), and some further directories of distributions.
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES
-from gpu_plugin.containers.cdi.host_files import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
+from gpu_plugin.containers.cdi.host_files import (
+    LIBRARY_DIRECTORIES,
+    DriverFiles,
+    Kind,
+    Library,
+    Listing,
+    PlacedFile,
+    Seen,
+    SeenLibrary,
+)
 
+# The groups of files that are not libraries for the loader.
 BINARY = "binary"
 FIRMWARE = "firmware"
 CONFIG = "config"
 SOCKET = "socket"
 XORG = "xorg"
 STORAGE = "storage"
-"""The groups of files that are not libraries for the loader."""
 
 MAX_LIBRARIES = 512  # the most libraries of one driver in a container; drivers have some 60
 MAX_NAMED_FILES = 3  # the most files with the same fault that get their own sentence
@@ -24,6 +32,7 @@ MAX_NAMED_FILES = 3  # the most files with the same fault that get their own sen
 # Subdirectories of library directories from which other libraries load their drivers.
 SUBDIRECTORIES = ("vdpau", "gbm")
 
+# Directories of programs, for the same installers and distributions as LIBRARY_DIRECTORIES.
 BINARY_DIRECTORIES = (
     "usr/bin",
     "usr/sbin",
@@ -40,7 +49,6 @@ BINARY_DIRECTORIES = (
     "opt/nvidia/current/usr/bin",
     "opt/nvidia/current/bin",
 )
-"""Directories of programs, for the same installers and distributions as `LIBRARY_DIRECTORIES`."""
 
 BINARIES = (
     "nvidia-smi",
@@ -52,6 +60,9 @@ BINARIES = (
     "nvidia-imex-ctl",
 )
 
+# Paths that may appear and disappear, with their group and kind: sockets of the driver's daemons, MPS's directory of sockets, and
+# files for GPUDirect Storage. Only a file may be a link, since root may have moved cufile.json. A link in the place of a socket
+# or a directory is refused.
 COMING_AND_GOING = {
     "run/nvidia-persistenced/socket": (SOCKET, Kind.SOCKET),
     "run/nvidia-fabricmanager/socket": (SOCKET, Kind.SOCKET),
@@ -59,12 +70,8 @@ COMING_AND_GOING = {
     "run/udev": (STORAGE, Kind.DIRECTORY),
     "etc/cufile.json": (STORAGE, Kind.FILE),
 }
-"""Paths that may appear and disappear, with their group and kind: sockets of the driver's daemons, MPS's directory of sockets,
-and files for GPUDirect Storage.
 
-Only a file may be a link, since root may have moved cufile.json. A link in the place of a socket or a directory is refused.
-"""
-
+# Files by which the loaders of Vulkan, EGL, OpenCL, OptiX and X find the driver, below each of CONFIG_DIRECTORIES.
 CONFIGS = {
     "vulkan/icd.d": ("nvidia_icd.json", "nvidia_icd.x86_64.json", "nvidia_icd.aarch64.json", "nvidia_layers.json"),
     "vulkan/implicit_layer.d": ("nvidia_layers.json",),
@@ -81,14 +88,12 @@ CONFIGS = {
     "nvidia": ("nvoptix.bin",),
     "X11/xorg.conf.d": ("10-nvidia.conf", "nvidia.conf", "nvidia-drm-outputclass.conf"),
 }
-"""Files by which the loaders of Vulkan, EGL, OpenCL, OptiX and X find the driver, below each of `CONFIG_DIRECTORIES`."""
-
 CONFIG_DIRECTORIES = ("etc", "usr/share", "usr/local/share")
 
 _LOCAL = "/usr/local/share/"  # most loaders do not search it, so containers get these files in /usr/share
 
+# The directories of CONFIGS that GKE's installer puts directly below its root. Containers get them in /etc.
 VULKAN = ("vulkan/icd.d", "vulkan/implicit_layer.d")
-"""The directories of `CONFIGS` that GKE's installer puts directly below its root. Containers get them in /etc."""
 
 XORG_DIRECTORIES = (
     "usr/lib/xorg/modules/drivers",
@@ -103,13 +108,17 @@ XORG_DIRECTORIES = (
     "usr/lib/aarch64-linux-gnu/nvidia/xorg",
 )
 
-MULTIARCH = {"EM_X86_64": "x86_64-linux-gnu", "EM_AARCH64": "aarch64-linux-gnu"}
-"""Debian's name of a processor in library directories, by the ELF name of the processor."""
+# Every directory below a root to list, except SUBDIRECTORIES, directories of firmware, and directories that the root names.
+DIRECTORIES = (
+    *LIBRARY_DIRECTORIES,
+    *BINARY_DIRECTORIES,
+    *XORG_DIRECTORIES,
+    *(f"{base}/{config}" for base in CONFIG_DIRECTORIES for config in CONFIGS),
+    *VULKAN,
+)
 
 # The first number has two or more digits: libcuda.so.1.1 belongs to a Tegra or to WSL, and has no driver version in its name.
 _VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d{2,}\.\d+(?:\.\d+)*)")
-
-_LINKS = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 # The prefixes of NVIDIA's own libraries. Other vendors' libraries do not end in a driver version.
 _PREFIXES = (
@@ -128,23 +137,12 @@ _OWN_VERSION = re.compile(
     r"libnvidia-egl-(?:gbm|wayland2?|xcb|xlib)\.so\.\d+(?:\.\d+)+|libnvidia-nvvm70\.so\.\d+|libnvidia-api\.so\.1"
 )
 
+# Names, in addition to the SONAME, under which programs open a library. NVIDIA's create-symlinks hook makes the same names.
 _ALIASES = {
     "libcuda.so.1": ("libcuda.so",),
     "libGLX_nvidia.so.0": ("libGLX_indirect.so.0",),
     "libnvidia-opticalflow.so.1": ("libnvidia-opticalflow.so",),
 }
-"""Names, in addition to the SONAME, under which programs open a library. NVIDIA's create-symlinks hook makes the same names."""
-
-
-def subdirectories(libraries: Iterable[str]) -> Iterator[str]:
-    """Return the subdirectories of these library directories that may also have libraries."""
-    return (f"{library}/{sub}" for library in libraries for sub in SUBDIRECTORIES)
-
-
-def directories() -> tuple[str, ...]:
-    """Return every directory below a root to list, except the firmware directories and `subdirectories`."""
-    configs = [f"{base}/{config}" for base in CONFIG_DIRECTORIES for config in CONFIGS]
-    return (*LIBRARY_DIRECTORIES, *BINARY_DIRECTORIES, *XORG_DIRECTORIES, *configs, *VULKAN)
 
 
 def firmware_directories(version: str, kernel: str) -> Iterator[str]:
@@ -153,11 +151,6 @@ def firmware_directories(version: str, kernel: str) -> Iterator[str]:
     for base in bases:
         yield f"{base}/{kernel}/nvidia/{version}"
         yield f"{base}/nvidia/{version}"
-
-
-def linked_libraries(listing: Listing, places: Iterable[str]) -> list[str]:
-    """Return links to a driver in a directory of another name, such as Debian's nvidia/tesla-535."""
-    return [f"/{at}/{name}" for at in places for name in _LINKS if name in listing.get(at, ())]
 
 
 def _numbers(version: str) -> list[int]:
@@ -205,7 +198,6 @@ def version_in(listing: Listing, places: Sequence[str], running: str, root: str)
 
 def libraries_of(listing: Listing, places: Sequence[str], version: str, root: str) -> tuple[list[str], list[str]]:
     """Return the paths of the libraries of this version, MAX_LIBRARIES at most, and a sentence if there are more."""
-    # If there are too many libraries, keep the libraries that are surely NVIDIA's.
     found = sorted(_libraries(listing, places, version), key=_importance)
     if len(found) <= MAX_LIBRARIES:
         return found, []
@@ -216,6 +208,7 @@ def libraries_of(listing: Listing, places: Sequence[str], version: str, root: st
 
 
 def _importance(path: str) -> int:
+    """Return a low number for libraries that are surely NVIDIA's: if there are too many libraries, containers get these."""
     name = path.rpartition("/")[2]
     return 0 if _VERSION.fullmatch(name) else 1 if name.startswith(_PREFIXES) else 2
 
@@ -276,7 +269,7 @@ def chosen(
     faulty = [(each.seen, each.fault) for each in libraries if each.fault]
     complaints = all_left_out(faulty, root)
     good = [each for each in libraries if not each.fault]
-    machine = next((each.machine for each in good if _named(each, "libcuda.so.") and each.bits == 64), "")
+    machine = next((each.machine for each in good if _is_libcuda(each) and each.bits == 64), "")
     placed: dict[str, SeenLibrary] = {}
     for each in good:
         if (each.machine, each.bits) == (machine, 64):  # else it is for 32-bit programs, or for another processor
@@ -309,15 +302,15 @@ def all_left_out(faulty: Iterable[tuple[Seen, str]], root: str) -> Iterator[str]
 
 
 def _why_no_libcuda(libraries: Iterable[SeenLibrary]) -> str:
-    found = [each for each in libraries if _named(each, "libcuda.so.")]
+    found = [each for each in libraries if _is_libcuda(each)]
     faults = [each.fault for each in found if each.fault]
     if not found or faults:
         return faults[0] if faults else "there is no such file"
     return "its SONAME is not libcuda.so.1" if any(each.bits == 64 for each in found) else "it is for 32-bit programs"
 
 
-def _named(each: SeenLibrary, prefix: str) -> bool:
-    return each.seen.path.rpartition("/")[2].startswith(prefix)
+def _is_libcuda(each: SeenLibrary) -> bool:
+    return each.seen.path.rpartition("/")[2].startswith("libcuda.so.")
 
 
 def named_once(libraries: Collection[SeenLibrary], links: Iterable[Seen] = ()) -> Iterator[Library]:
@@ -384,5 +377,5 @@ def _container_path(path: str, group: str, version: str) -> str:
 
 def loader_directories(machine: str) -> tuple[str, ...]:
     """Return the default directories of a container's dynamic loader, on Fedora's family and on Debian (ld.so(8))."""
-    multiarch = MULTIARCH.get(machine)
-    return ("/usr/lib64", *((f"/usr/lib/{multiarch}",) if multiarch else ()))
+    debian = {"EM_X86_64": "/usr/lib/x86_64-linux-gnu", "EM_AARCH64": "/usr/lib/aarch64-linux-gnu"}
+    return ("/usr/lib64", debian[machine]) if machine in debian else ("/usr/lib64",)

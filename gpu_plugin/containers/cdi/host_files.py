@@ -1,10 +1,46 @@
-"""The files and device nodes that were found on the host, for the builder of CDI specifications."""
+"""The files and device nodes that were found on the host, for the builder of CDI specifications, and where libraries are."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
 import msgspec
+
+# Directories of libraries below a root that are always searched, in addition to the directories of the root's dynamic loader: of
+# distributions, Debian's alternatives, GKE's installer, prebuilt images, NixOS, Talos, Bottlerocket, Container-Optimized OS, and
+# Flatcar, in this order.
+LIBRARY_DIRECTORIES = (
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "usr/lib64/nvidia",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
+    "usr/lib",
+    "lib",
+    "usr/local/nvidia/lib64",
+    "opt/nvidia/lib64",
+    "lib64/nvidia",
+    "run/opengl-driver/lib",
+    "usr/local/lib",
+    "usr/local/glibc/usr/lib64",
+    "usr/local/glibc/usr/lib",
+    "usr/lib/nvidia/tesla",
+    "var/lib/nvidia/lib64",
+    "opt/nvidia/current/usr/lib64",
+    "opt/nvidia/current/lib64",
+)
+
+# WSL's directory of the Windows host's driver libraries, or of their loaders (see ld.so.conf.d/ld.wsl.conf there).
+WSL_LIBRARIES = "usr/lib/wsl/lib"
+
+DXCORE = "libdxcore.so"  # the library through which Linux reaches a Windows host's GPUs
+
+# The directories that may have DXCORE: WSL's own, or the directory that Docker Desktop or NVIDIA's runtime uses in its nodes.
+DXCORE_DIRECTORIES = (WSL_LIBRARIES, *LIBRARY_DIRECTORIES)
 
 
 class Kind(StrEnum):
@@ -38,8 +74,8 @@ class SeenLibrary(msgspec.Struct, frozen=True):
     fault: str = ""  # why the library cannot be read; empty if it can
 
 
+# The names in each directory below a root, such as usr/lib64, in their order. A directory that does not exist has no entry.
 Listing = Mapping[str, tuple[str, ...]]
-"""The names in each directory below a root, such as usr/lib64, in their order. A directory that does not exist has no entry."""
 
 
 class Library(msgspec.Struct, frozen=True):

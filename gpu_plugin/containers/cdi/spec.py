@@ -6,14 +6,14 @@ cannot express.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from gpu_plugin.containers import cdi_names
 
+# Versions of the specification that runtimes support, the oldest first.
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
-"""Versions of the specification that runtimes support, the oldest first."""
 
 MAX_BYTES = 16 * 1024 * 1024  # no specification is longer: with 16 GPUs of 7 MIG devices each, it takes 0.2 MiB
 
@@ -157,6 +157,8 @@ def from_plain(content: object) -> Spec:
 
 # Keys whose items are pointers in CDI's library: it crashes on null among the items, so no runtime can use such a file.
 _BLOCKS = frozenset(("deviceNodes", "netDevices", "hooks", "mounts"))
+
+# Keys whose values are numbers, true or false. All other values are text, lists or objects.
 TYPED_KEYS = frozenset(
     (
         "major",
@@ -171,7 +173,6 @@ TYPED_KEYS = frozenset(
         "enableMBM",
     )
 )
-"""Keys whose values are numbers, true or false. All other values are text, lists or objects."""
 
 
 def as_runtimes_read(content: object) -> Spec:
@@ -259,18 +260,13 @@ def _annotation_faults(place: str, annotations: Mapping[str, str]) -> Iterator[s
             yield f"{place}.annotations: {key!r} is not an annotation key such as example.com/name"
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of the document, made from the classes above."""
-    return msgspec.json.schema(Spec)
-
-
 def all_edits(spec: Spec) -> list[Edits]:
     """Return the common edits, and the edits of each device."""
     return [spec.container_edits, *(device.container_edits for device in spec.devices)]
 
 
 def device_nodes(spec: Spec) -> list[DeviceNode]:
-    """Return the common device nodes, and those of every device. Device nodes may occur more than once."""
+    """Return the common device nodes, and the device nodes of every device. Device nodes may occur more than once."""
     return [node for edits in all_edits(spec) for node in edits.device_nodes]
 
 

@@ -1,12 +1,19 @@
-"""The directory of CDI specifications that container runtimes read. Every call blocks for as long as the disk does."""
+"""The directory of CDI specifications that container runtimes read. Every call blocks for as long as the disk does.
+
+The directory has a record of the specifications that this plugin wrote, in the form of sha256sum(1). This plugin removes a file
+only if its SHA-256 is in the record. The specifications themselves cannot have it, since CDI has annotations only from 0.6.0 on,
+and older runtimes refuse newer files.
+"""
 
 import errno
 import fcntl
 import os
+import re
 import stat
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -15,14 +22,20 @@ from gpu_plugin.containers import cdi_names
 from gpu_plugin.containers.cdi.host_files import Kind
 from gpu_plugin.containers.cdi.spec import MAX_BYTES, Spec, from_json
 from gpu_plugin.containers.cdi.written import encoded
-from gpu_plugin.containers.cdi_files import record
-from gpu_plugin.containers.cdi_files.record import replace
 from gpu_plugin.containers.driver_root.safe import judge, trusted
-from gpu_plugin.runtime.regular_file import UnfitFileError, leftovers, read_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, leftovers, read_file, replace_file
 
-DIRECTORY_MODE = 0o755
+RECORD = ".gpu-plugin.sha256"  # runtimes read only names that end in .json or .yaml
+
+_DIRECTORY_MODE = 0o755
+_FILE_MODE = 0o644  # of the record and of the specifications
+_MAX_RECORD_BYTES = 64 * 1024  # a record of all classes has 1 KiB
+_RECORD_LINE = re.compile(rb"([0-9a-f]{64})  ([\w.-]+)", re.ASCII)
 
 OURS = tuple(map(cdi_names.file_name, cdi_names.CLASSES))  # every file that this plugin ever writes there
+
+# The hexadecimal SHA-256 of each content that this plugin wrote, by file name. A file has two while it is replaced.
+Digests = Mapping[str, frozenset[str]]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -45,7 +58,7 @@ class SpecDirectory:
         self._encoded: dict[str, tuple[Spec, bytes]] = {}  # valid specifications by file name, and their bytes
 
     def write(self, specs: Mapping[str, Spec]) -> Outcome:
-        """Write these specifications by file name, and remove our other files if they are on record (`record`).
+        """Write these specifications by file name, and remove our other files if they are on record.
 
         A file that another program changed or removed is written again. A failed write does not stop the other writes. An
         invalid specification is not written, and its old file stays. The first call also removes the temporary files of
@@ -72,14 +85,14 @@ class SpecDirectory:
                 contents[name] = self._content(name, spec)
             except ValueError as error:
                 invalid[name] = str(error)
-        digests = dict(record.read(self.path))
+        digests = dict(_recorded(self.path))
         for name, content in contents.items():
-            digests[name] = digests.get(name, frozenset()) | {record.digest(content)}
+            digests[name] = digests.get(name, frozenset()) | {_digest(content)}
         self._record(digests)  # before the files, so that every file of ours is on record even after a kill
         for name, content in contents.items():
             try:
                 changed += [name] if self._put(self.path / name, content) else []
-                digests[name] = frozenset({record.digest(content)})
+                digests[name] = frozenset({_digest(content)})
             except OSError as error:
                 refused[name] = said(error)
         for name in (each for each in OURS if each not in specs):
@@ -93,18 +106,22 @@ class SpecDirectory:
                 refused[name] = said(error)
         trouble = self._record(digests)
         if trouble and not refused:  # else the other errors have the same reason
-            refused[record.FILE] = trouble
+            refused[RECORD] = trouble
         return Outcome(tuple(changed), refused, invalid, tuple(foreign))
 
-    def _record(self, digests: record.Digests) -> str:
+    def _record(self, digests: Digests) -> str:
         """Write the record if these digests differ from it. Return why that failed; empty if it did not."""
-        if digests == record.read(self.path):
+        if digests == _recorded(self.path):
             return ""
         try:
             if digests:
                 self._make()
             with _locked(self.path, fcntl.LOCK_SH):
-                record.write(self.path, digests)
+                lines = [f"{digest}  {name}\n" for name in sorted(digests) for digest in sorted(digests[name])]
+                if lines:
+                    _replace(self.path / RECORD, "".join(lines).encode())
+                else:
+                    (self.path / RECORD).unlink(missing_ok=True)
         except OSError as error:
             return f"{said(error)}; without this record, no cleanup removes the specifications"
         return ""
@@ -135,7 +152,7 @@ class SpecDirectory:
             return False
         self._make()
         with _locked(self.path, fcntl.LOCK_SH):
-            replace(file, content)
+            _replace(file, content)
         return True
 
     def _make(self) -> None:
@@ -143,18 +160,18 @@ class SpecDirectory:
         if self.path.is_dir():
             return
         try:
-            self.path.mkdir(mode=DIRECTORY_MODE, parents=True)
+            self.path.mkdir(mode=_DIRECTORY_MODE, parents=True)
         except FileExistsError:
             if not self.path.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path)) from None
         else:
-            self.path.chmod(DIRECTORY_MODE)
+            self.path.chmod(_DIRECTORY_MODE)
 
     def _sweep(self) -> bool:
         """Remove the temporary files of killed processes. Return False if another process is writing now."""
         try:
             with _locked(self.path, fcntl.LOCK_EX) as locked:
-                for path in tuple(leftovers(self.path, (*OURS, record.FILE))) if locked else ():
+                for path in tuple(leftovers(self.path, (*OURS, RECORD))) if locked else ():
                     path.unlink(missing_ok=True)
         except (FileNotFoundError, NotADirectoryError):
             return True
@@ -177,6 +194,31 @@ def said(error: OSError) -> str:
     return f"{error.filename}: {text}" if error.filename else text
 
 
+def _digest(content: bytes) -> str:
+    return sha256(content).hexdigest()
+
+
+def _recorded(directory: Path) -> Digests:
+    """Read the record of a directory. It is empty if it cannot be read, so that no file counts as ours."""
+    try:
+        content = read_file(directory / RECORD, _MAX_RECORD_BYTES)
+    except OSError:
+        return {}
+    found: dict[str, frozenset[str]] = {}
+    for match in filter(None, map(_RECORD_LINE.fullmatch, content.splitlines())):
+        name = match[2].decode()
+        found[name] = found.get(name, frozenset()) | {match[1].decode()}
+    return found
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Replace a file, which every user may read then. Raises OSError, which names the file itself and not the temporary file."""
+    try:
+        replace_file(file, content, _FILE_MODE)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from None
+
+
 @contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[bool]:
     """Lock a directory: LOCK_SH to write there, LOCK_EX to remove temporary files. Yields whether that succeeded."""
@@ -194,7 +236,7 @@ def _locked(directory: Path, kind: int) -> Iterator[bool]:
 def _remove(file: Path, known: Collection[str]) -> bool:
     """Remove a regular file if the digest of its content is known. Return False if nothing was removed."""
     try:
-        if record.digest(read_file(file, MAX_BYTES, links=False)) not in known:
+        if _digest(read_file(file, MAX_BYTES, links=False)) not in known:
             return False
     except (FileNotFoundError, NotADirectoryError, UnfitFileError):
         return False
@@ -207,7 +249,7 @@ def _is_written(file: Path, content: bytes) -> bool:
     try:
         there = file.lstat()
         # A file of another user could change later.
-        sound = there.st_mode == stat.S_IFREG | record.MODE and trusted(there)
+        sound = there.st_mode == stat.S_IFREG | _FILE_MODE and trusted(there)
         return sound and read_file(file, MAX_BYTES) == content
     except OSError:
         return False

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -110,17 +112,19 @@ def judge_content(content: bytes) -> Judgement:
     """Judge these bytes, JSON or YAML; see `judge`."""
     try:
         spec = from_plain(_plain(content))
+    except _RefusedError as error:
+        return unread(str(error))
     except ConfigError as error:
         strict = tuple(_sentence(fault.line, fault.path, fault.reason) for fault in error.faults)
-    except UnicodeEncodeError:
-        strict = ("an unpaired surrogate is not a character",)
     except ValueError as error:
         strict = (str(error),)
     else:
         reasons = tuple(map(printable, faults(spec)))
         return spec, reasons, reasons
     try:
-        spec = as_runtimes_read(document.parse(content, "", YAML_LIMITS, TYPED_KEYS).content)
+        spec = as_runtimes_read(_from_yaml(content, TYPED_KEYS))
+    except _RefusedError as error:
+        return unread(str(error))
     except ValueError:
         return unread(*strict)
     return spec, tuple(map(printable, strict)), tuple(map(printable, faults(spec)))
@@ -132,29 +136,79 @@ def unread(*reasons: str) -> Judgement:
     return None, sentences, sentences
 
 
-class _DuplicateKeyError(ValueError):
-    """A key appears twice. JSON does not define which value counts, and CDI's library refuses both."""
+class _RefusedError(ValueError):
+    """Runtimes refuse the file, although parsers of JSON or YAML in Python accept it."""
+
+
+_TAB_BEFORE = re.compile(r"[ \r\n]*(\t)")
+_TAB_AFTER = re.compile(r"[\r\n] *(\t)")
+_SLASH = re.compile(r"(?<!\\)(?:\\\\)*(\\/)")
+_NO_SLASH = r"YAML does not have the escape \/: write / alone"
+
+# JSON that the YAML library of runtimes refuses (go.yaml.in/yaml/v3: scannerc.go, readerc.go), by the place of the fault. In JSON
+# every backslash is in a string, and no line break or tab is.
+_NOT_YAML = (
+    (_SLASH, _NO_SLASH),
+    (
+        re.compile(r"(?<!\\)(?:\\\\)*(\\u[dD][89a-fA-F])"),
+        "YAML does not have escapes of surrogates: write the character itself",
+    ),
+    (
+        re.compile("([\x7f-\x84\x86-\x9f\ufffe\uffff])"),
+        "YAML does not allow this control character: write its escape",
+    ),
+    (
+        re.compile(r'"[ \t]*([\r\n])\s*:'),
+        "YAML does not allow a line break between a key and its colon: remove it",
+    ),
+)
 
 
 def _plain(content: bytes) -> object:
     """Parse JSON or YAML to plain values. Raises ValueError, or ConfigError with line numbers if the bytes are not JSON."""
-    if content.lstrip()[:1] == b"{":
-        try:
-            return json.loads(content.decode(), object_pairs_hook=_once)
-        except RecursionError:
-            raise ValueError("nested too deep") from None
-        except _DuplicateKeyError:
-            raise
-        except ValueError:  # it may be YAML; if not, the YAML reader gives the line of the fault
-            return document.parse(content, "", YAML_LIMITS).content
-    return document.parse(content, "", YAML_LIMITS).content
+    if content.lstrip()[:1] != b"{":
+        return _from_yaml(content)
+    try:
+        text = content.decode()
+        plain = json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    except _RefusedError:
+        raise
+    except ValueError:  # it may be YAML; if not, the YAML reader gives the line of the fault
+        return _from_yaml(content)
+    # The tab is searched outside of the object only. Over the whole text, the time could grow with the square of its length.
+    tab = _TAB_BEFORE.match(text) or _TAB_AFTER.search(text, text.rindex("}"))
+    found = [(pattern.search(text), reason) for pattern, reason in _NOT_YAML]
+    for match, reason in [(tab, "YAML does not allow a tab before or after the object: remove it"), *found]:
+        if match:
+            line = text.count("\n", 0, match.start(1)) + 1
+            raise _RefusedError(f"line {line}: {reason}; runtimes read JSON as YAML")
+    return plain
+
+
+def _from_yaml(content: bytes, typed_keys: frozenset[str] | None = None) -> object:
+    """Parse YAML. Raises ConfigError, and _RefusedError for an escape that PyYAML accepts and runtimes refuse."""
+    import yaml  # noqa: PLC0415 - 9 ms and 1 MiB, only with a file
+
+    plain = document.parse(content, "", YAML_LIMITS, typed_keys).content
+    text = content.decode("utf-8-sig")
+    if r"\/" in text:
+        events: Iterator[Any] = yaml.parse(text, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
+        for event in events:
+            if isinstance(event, yaml.DocumentEndEvent):
+                break
+            quoted = isinstance(event, yaml.ScalarEvent) and event.style == '"'
+            if quoted and _SLASH.search(text, event.start_mark.index, event.end_mark.index):
+                raise _RefusedError(f"line {event.start_mark.line + 1}: {_NO_SLASH}")
+    return plain
 
 
 def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise _DuplicateKeyError(f"the key {twice!r} appears twice in one object")
+        raise _RefusedError(f"the key {twice!r} appears twice in one object")
     return found
 
 

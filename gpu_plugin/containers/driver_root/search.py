@@ -1,14 +1,13 @@
 """Finds a driver's user space below its root. Searches again only after a change."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
 from gpu_plugin.containers.cdi import driver
 from gpu_plugin.containers.cdi.build import Built, build
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES
-from gpu_plugin.containers.cdi.host_files import DriverFiles, HostDevices, Kind, Seen
+from gpu_plugin.containers.cdi.host_files import LIBRARY_DIRECTORIES, DriverFiles, HostDevices, Kind, Listing, Seen
 from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.driver_root.loader import loader_directories
 from gpu_plugin.containers.driver_root.tree import FirstRoot, Tree
@@ -24,14 +23,12 @@ class Search(FirstRoot[DriverFiles]):
 
     def _in(self, tree: Tree, root: str, running: str) -> tuple[DriverFiles, bool]:
         configured = loader_directories(tree)
-        listing = tree.names((*driver.directories(), *configured))
-        # Further directories that are targets of links to a driver's libraries.
-        places = tuple(dict.fromkeys((*LIBRARY_DIRECTORIES, *configured)))
-        targets = (tree.look(path).target for path in driver.linked_libraries(listing, places))
-        linked = [target.rpartition("/")[0].strip("/") for target in targets if target]
+        listing = tree.names((*driver.DIRECTORIES, *configured))
+        linked = _linked(tree, listing, dict.fromkeys((*LIBRARY_DIRECTORIES, *configured)))
         places = tuple(dict.fromkeys((*LIBRARY_DIRECTORIES, *linked, *configured)))
         listing = {**listing, **tree.names(linked)}
-        listing = {**listing, **tree.names(driver.subdirectories(at for at in places if at in listing))}
+        found_places = [at for at in places if at in listing]
+        listing = {**listing, **tree.names(f"{at}/{sub}" for at in found_places for sub in driver.SUBDIRECTORIES)}
         try:
             version, complaints = driver.version_in(listing, places, running, root)
         except driver.NoVersionError as error:
@@ -47,6 +44,13 @@ class Search(FirstRoot[DriverFiles]):
     def specs(self, files: DriverFiles, gpus: Sequence[Gpu], host: HostDevices, options: CdiOptions) -> Built:
         """Build the specifications for these GPUs and all of their MIG devices."""
         return build(gpus, host, files, options)
+
+
+def _linked(tree: Tree, listing: Listing, places: Iterable[str]) -> list[str]:
+    """Return directories of other names with the targets of links to a driver's libraries, such as Debian's nvidia/tesla-535."""
+    names = ("libcuda.so.1", "libnvidia-ml.so.1")
+    targets = [tree.look(f"/{at}/{name}").target for at in places for name in names if name in listing.get(at, ())]
+    return [target.rpartition("/")[0].strip("/") for target in targets if target]
 
 
 def _look(tree: Tree, path: str) -> Seen:

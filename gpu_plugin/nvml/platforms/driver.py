@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_plugin.containers.cdi.directories import DXCORE, DXCORE_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.containers.cdi.host_files import DXCORE, DXCORE_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.platforms.choice import AUTO, Choice, Platform, Traces, choose

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Seen
-from gpu_plugin.containers.cdi.tegra import DIRECTORY
 from gpu_plugin.containers.driver_root import tegra as driver_root_tegra
+from gpu_plugin.containers.driver_root.tegra import DIRECTORY
 from gpu_plugin.simulation import driver_files
 from tests.device_nodes import device
 from tests.unit.containers.driver_root.installed import Root
@@ -71,7 +71,7 @@ def test_a_copy_of_a_node_gives_its_specification(cdi, node):
     status, text, error = cdi("generate", "--root", node)
     assert (status, error) == (0, "")
     assert names(text) == ["GPU-a", "0", "all"]
-    assert str(node) not in text  # paths are those of the host
+    assert str(node) not in text  # paths are paths of the host
     assert f"/usr/lib64/libcuda.so.{VERSION}" in host_paths(text)
 
 

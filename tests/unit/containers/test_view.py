@@ -57,10 +57,6 @@ def test_the_numa_node_of_a_pci_device(sysfs, bus_id, node):
     assert LinuxHost(sysfs=sysfs).numa_node(bus_id) == node
 
 
-def test_without_sysfs_no_numa_node_is_known(tmp_path):
-    assert LinuxHost(sysfs=str(tmp_path / "none")).numa_node("00000000:00:06.0") is None
-
-
 # Two GPUs behind switches, one in a domain of its own behind a host bridge's device, and one right at its host bridge.
 PLACES = {
     "0000:19:00.0": "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0",

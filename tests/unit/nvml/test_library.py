@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.containers.cdi.host_files import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.driver import SONAME, Calls, load, unload
 from gpu_plugin.nvml.port import NvmlError
@@ -149,7 +149,7 @@ def test_the_real_loader_refuses_a_file_that_is_no_library(root, monkeypatch):
                 ("usr/lib64", "../lib64/./libnvidia-ml.so.580.159.04"),
                 ("lib/x86_64-linux-gnu", "../../usr/lib64/libnvidia-ml.so.580.159.04"),
                 ("usr/lib", "../../../../../../../../usr/lib64/libnvidia-ml.so.580.159.04"),
-                ("lib", "{root}/usr/lib64/libnvidia-ml.so.580.159.04"),  # of a process that saw the root mounted there
+                ("lib", "{root}/usr/lib64/libnvidia-ml.so.580.159.04"),  # a mount of the root in a process
             )
         ],
         (

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.containers import cdi_names
-from gpu_plugin.containers.cdi import driver, hooks, spec
+from gpu_plugin.containers.cdi import driver, spec
 from gpu_plugin.containers.cdi.build import READ_ONLY, SOCKET_OPTIONS, Built, build
 from gpu_plugin.containers.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
-from gpu_plugin.containers.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
+from gpu_plugin.containers.cdi.options import HOOKS, NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.containers.cdi.spec import DeviceNode, Edits, Mount, Spec
 from gpu_plugin.containers.cdi.written import encoded
 from gpu_plugin.devices.device import PLACEHOLDER
@@ -347,11 +347,11 @@ def test_with_a_hook_libraries_are_bound_where_they_are_and_nvidias_hooks_do_the
     ]
 
 
-@pytest.mark.parametrize("disabled", [*hooks.NAMES, "all"])
+@pytest.mark.parametrize("disabled", [*HOOKS, "all"])
 def test_hooks_that_are_turned_off_are_left_out_and_nvidia_cdi_hook_is_called_without_the_word(disabled):
     options = CdiOptions(hook="/opt/nvidia-cdi-hook", disabled_hooks=frozenset({disabled}))
     found = of(build(*plain(), FILES, options)).container_edits.hooks
-    expected = [name for name in hooks.NAMES if disabled not in (name, "all")]
+    expected = [name for name in HOOKS if disabled not in (name, "all")]
     assert [hook.args[:2] for hook in found] == [("nvidia-cdi-hook", name) for name in expected]
 
 

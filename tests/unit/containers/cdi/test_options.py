@@ -6,8 +6,8 @@ import pytest
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.containers.cdi.options import (
-    FEATURE_FLAGS,
     IDLE_FEATURE_FLAGS,
+    NO_GIDS,
     CdiOptions,
     cdi_options,
     ignored_options,
@@ -47,7 +47,7 @@ def test_what_the_operator_said_and_the_node_has():
             settings_of(cdi_feature_flags=IDLE_FEATURE_FLAGS[:1]),
             f"{IDLE_FEATURE_FLAGS[0]} is not supported and changes nothing",
         ),
-        (settings_of(cdi_feature_flags=(FEATURE_FLAGS[0], "new-flag")), "--cdi-feature-flags: new-flag is not known"),
+        (settings_of(cdi_feature_flags=(NO_GIDS, "new-flag")), "--cdi-feature-flags: new-flag is not known"),
         (settings_of(cdi_disable_hooks=("all",)), "no hook is used without --nvidia-cdi-hook-path"),
         (
             settings_of(cdi_disable_hooks=("links",), nvidia_cdi_hook_path="/x"),

@@ -1,6 +1,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,7 +172,7 @@ def test_whatever_yaml_or_json_holds_is_read_or_refused_with_its_place(content):
 
 
 def test_the_json_schema_is_that_of_the_classes():
-    schema = spec.json_schema()
+    schema = msgspec.json.schema(spec.Spec)
     assert schema["$ref"] == "#/$defs/Spec"
     assert schema["$defs"]["Spec"]["required"] == ["cdiVersion", "kind", "devices"]
     assert schema["$defs"]["Spec"]["additionalProperties"] is False

@@ -28,7 +28,6 @@ UNCLEAN = ["/", "//", "/.", "/..", "/a/..", "/a/../etc", "/a/", "/a//b", "//a", 
 BAD_PATHS = [*UNCLEAN, "/a\nb", "/\x1b[31m", "/" + "x" * 4096]
 
 
-@pytest.mark.parametrize("path", BAD_PATHS)
 @pytest.mark.parametrize(
     "made_of",
     [
@@ -41,9 +40,10 @@ BAD_PATHS = [*UNCLEAN, "/a\nb", "/\x1b[31m", "/" + "x" * 4096]
     ],
     ids=["host", "container", "node", "host's node", "of a device", "hook"],
 )
-def test_paths_are_absolute_clean_and_not_the_whole_file_system(made_of, path):
-    with pytest.raises(ValueError, match=r"\$\."):
-        encoded(made_of(path))
+def test_paths_are_absolute_clean_and_not_the_whole_file_system(made_of):
+    for path in BAD_PATHS:
+        with pytest.raises(ValueError, match=r"\$\."):
+            encoded(made_of(path))
 
 
 @pytest.mark.parametrize(

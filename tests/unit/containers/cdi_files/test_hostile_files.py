@@ -1,7 +1,9 @@
 """CDI specifications of driver roots where an ordinary user has made files or may change some."""
 
+import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -234,30 +236,44 @@ changes = st.tuples(
 )
 
 
-def tampered(paths: list[str]) -> None:
-    """Try to change or replace these paths and the directories above them, as an ordinary user in a process of its own."""
+@pytest.fixture(scope="module")
+def user() -> Iterator[socket.SocketIO]:
+    """A stream to a process of an ordinary user, which tries to change the paths in each line, and then answers."""
+    ours, theirs = socket.socketpair()
     child = os.fork()
-    if child:
-        assert os.waitpid(child, 0)[1] == 0
-        return
-    try:
-        os.setgroups([])
-        os.setresgid(USER, USER, USER)
-        os.setresuid(USER, USER, USER)
-        for path in paths:
-            for place in prefixes(path):
-                with suppress(OSError):
-                    Path(place).chmod(0o777)
-                for flags in (os.O_TRUNC, os.O_CREAT):
-                    with suppress(OSError):
-                        os.write(os.open(place, os.O_WRONLY | os.O_NONBLOCK | flags), b"the user's")
-                with suppress(OSError):
-                    Path(place, "new").write_text("the user's")
-                with suppress(OSError):
-                    Path(place).rename(f"{place}.moved")
-                    Path(place).symlink_to("/etc")
-    finally:
-        os._exit(0)
+    if not child:
+        ours.close()
+        try:
+            os.setgroups([])
+            os.setresgid(USER, USER, USER)
+            os.setresuid(USER, USER, USER)
+            with theirs.makefile("rwb", buffering=0) as stream:
+                while line := stream.readline():
+                    tamper(json.loads(line))
+                    stream.write(b"done\n")
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours, ours.makefile("rwb", buffering=0) as stream:
+        yield stream
+    os.waitpid(child, 0)
+
+
+def tamper(paths: list[str]) -> None:
+    """Try to change or replace these paths and the directories above them."""
+    for place in (place for path in paths for place in prefixes(path)):
+        with suppress(OSError):
+            Path(place).chmod(0o777)
+        for flags in (os.O_TRUNC, os.O_CREAT):
+            with suppress(OSError):
+                opened = os.open(place, os.O_WRONLY | os.O_NONBLOCK | flags)
+                os.write(opened, b"the user's")
+                os.close(opened)
+        with suppress(OSError):
+            Path(place, "new").write_text("the user's")
+        with suppress(OSError):
+            Path(place).rename(f"{place}.moved")
+            Path(place).symlink_to("/etc")
 
 
 def prefixes(path: str) -> Iterator[str]:
@@ -286,7 +302,7 @@ def state(path: str) -> tuple[object, ...]:
 @example([("run", "link", "x" * 300, 0, None), ("run/nvidia-persistenced/socket", "leave", "", 0, None)], 0)
 @example([("run/nvidia-persistenced/socket", "socket", "", USER, None)], 0)
 @given(st.lists(changes, min_size=1, max_size=6), st.sampled_from([0, 0o1777, 0o777]))
-def test_no_user_can_change_anything_that_a_container_is_given(hostile, top):
+def test_no_user_can_change_anything_that_a_container_is_given(user, hostile, top):
     with short_directory() as directory:
         directory.chmod(0o755)
         root = node(directory / "root")
@@ -315,5 +331,6 @@ def test_no_user_can_change_anything_that_a_container_is_given(hostile, top):
             os.path.realpath(path) == path != str(root) for path in paths
         )  # below the root, and no link on the way
         before = {path: state(path) for path in paths}
-        tampered(paths)
+        user.write(json.dumps(paths).encode() + b"\n")
+        assert user.readline() == b"done\n"
         assert {path: state(path) for path in paths} == before

@@ -3,6 +3,7 @@
 import pytest
 
 from gpu_plugin.containers.cdi_files.files import judge_content
+from tests.unit.containers.cdi_files.specs import JSON, NO_YAML, READ_AS_YAML
 
 YAML = """
 cdiVersion: 0.7.0
@@ -17,8 +18,6 @@ devices:
     additionalGids: [7]
     env:
 """
-
-JSON = '{"cdiVersion": "0.7.0", "kind": "v.com/c", "devices": [{"name": %s, "containerEdits": {"env": ["A=b"]}}]}'
 
 
 @pytest.mark.parametrize(
@@ -90,3 +89,39 @@ def test_runtimes_read_json_with_text_after_it():
     assert spec is not None
     assert faults
     assert refused == ()
+
+
+def test_yaml_in_which_runtimes_refuse_an_escape_is_refused():
+    spec, _, refused = judge_content((YAML % ("a", r'"a\/b"', "a")).encode())
+    assert spec is None
+    assert refused
+
+
+def test_a_comment_or_plain_text_may_have_any_backslash():
+    spec, _, refused = judge_content((YAML % ("a", "a", r"'a\/b'")).encode() + rb"# \/")
+    assert spec is not None
+    assert refused == ()
+
+
+@pytest.mark.parametrize("written", NO_YAML.values(), ids=NO_YAML)
+def test_json_that_runtimes_refuse_as_yaml_is_refused_with_one_sentence(written):
+    spec, faults, refused = judge_content(written.encode())
+    assert spec is None
+    assert faults == refused
+    (sentence,) = refused
+    assert "YAML" in sentence
+
+
+@pytest.mark.parametrize("written", READ_AS_YAML.values(), ids=READ_AS_YAML)
+def test_json_that_runtimes_read_as_yaml_is_valid(written):
+    spec, faults, _ = judge_content(written.encode())
+    assert spec is not None
+    assert faults == ()
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("filling", ["\n\t", "\n", " ", "\t"])
+def test_much_white_space_takes_no_time_and_is_valid(filling):
+    spec, faults, _ = judge_content(JSON.replace(": ", f":{filling * 500_000}", 1).replace("%s", '"a"').encode())
+    assert spec is not None
+    assert faults == ()

@@ -141,7 +141,7 @@ def test_no_descriptor_stays_open_whatever_the_way_ends_in(root):
 def few_files():
     """This process may have few files open, as many programs of a node."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -150,7 +150,7 @@ def few_files():
 def deep(root, monkeypatch):
     """A root in which the directory d has another d in it, and so on."""
     monkeypatch.chdir(root.path)
-    for _ in range(1200):  # one by one: no path is that long
+    for _ in range(500):  # one by one: no path is that long
         Path("d").mkdir()
         os.chdir("d")
     os.chdir(root.path)
@@ -159,10 +159,9 @@ def deep(root, monkeypatch):
 
 
 @pytest.mark.usefixtures("few_files")
-@pytest.mark.parametrize("target", ["d/" * 1200, "d/../" * 600])
-def test_a_way_of_very_many_directories_leads_nowhere(deep, target):
-    deep.link("link", target)
-    assert resolve(str(deep), f"{deep}/link") is None
+def test_a_way_of_very_many_directories_leads_nowhere(deep):
+    deep.links({"down": "d/" * 500, "down and up": "d/../" * 500})
+    assert resolve(str(deep), f"{deep}/down") is resolve(str(deep), f"{deep}/down and up") is None
     assert resolve(str(deep), f"{deep}{'/d' * 100}") == f"{deep}{'/d' * 100}"
 
 

@@ -1,13 +1,13 @@
 import errno
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES
-from gpu_plugin.containers.cdi.host_files import DriverFiles
+from gpu_plugin.containers.cdi.host_files import LIBRARY_DIRECTORIES, DriverFiles
 from gpu_plugin.containers.driver_root.search import Search
 from tests.unit.containers.driver_root.installed import VERSION, Root, ld_cache_of
 
@@ -454,26 +454,19 @@ def test_a_bad_library_is_said_in_one_sentence_and_takes_no_other_with_it(root, 
     )
 
 
-@pytest.mark.parametrize("how", WHY)
-def test_without_a_usable_libcuda_no_container_could_use_a_gpu(root, search, how):
-    root.driver("usr/lib64", names=("libnvidia-ml.so",))
-    spoil(root, f"libcuda.so.{VERSION}", how)
-    spoil(root, f"libzzz.so.{VERSION}", "text")
-    fault = search.files(VERSION).fault
-    assert fault == f"the driver root {HOST} has no libcuda.so.{VERSION} that programs can load: {WHY[how]}"
-
-
 @pytest.mark.parametrize(
     ("make", "why"),
     [
+        *((partial(spoil, name=f"libcuda.so.{VERSION}", how=how), why) for how, why in WHY.items()),
         (lambda root: None, "there is no such file"),
         (lambda root: root.library(f"usr/lib64/libcuda.so.{VERSION}", ""), "its SONAME is not libcuda.so.1"),
         (lambda root: root.library(f"usr/lib64/libcuda.so.{VERSION}", "libother.so"), "its SONAME is not libcuda.so.1"),
     ],
 )
-def test_why_there_is_no_libcuda(root, search, make, why):
+def test_without_a_usable_libcuda_no_container_could_use_a_gpu(root, search, make, why):
     root.driver("usr/lib64", names=("libnvidia-ml.so",))
     make(root)
+    spoil(root, f"libzzz.so.{VERSION}", "text")
     fault = search.files(VERSION).fault
     assert fault == f"the driver root {HOST} has no libcuda.so.{VERSION} that programs can load: {why}"
 

@@ -6,10 +6,9 @@ import pytest
 
 from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Seen
 from gpu_plugin.containers.cdi.options import CdiOptions
-from gpu_plugin.containers.cdi.tegra import DIRECTORY, tegra_specs
 from gpu_plugin.containers.driver_root import tegra
 from gpu_plugin.containers.driver_root import tree as tree_module
-from gpu_plugin.containers.driver_root.tegra import TegraSearch, device_file
+from gpu_plugin.containers.driver_root.tegra import DIRECTORY, TegraSearch, device_file, tegra_specs
 from gpu_plugin.containers.driver_root.tree import Tree
 from gpu_plugin.simulation.driver_files import shared_library
 from tests.unit.containers.driver_root.installed import link, put

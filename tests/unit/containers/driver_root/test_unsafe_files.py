@@ -12,10 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.containers.cdi import spec as spec_module
-from gpu_plugin.containers.cdi import tegra, wsl
 from gpu_plugin.containers.cdi.build import Built
 from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices, Kind, Seen
 from gpu_plugin.containers.cdi.options import CdiOptions
+from gpu_plugin.containers.driver_root import tegra, wsl
 from gpu_plugin.containers.driver_root.safe import judge
 from gpu_plugin.containers.driver_root.search import Search
 from gpu_plugin.containers.driver_root.tegra import TegraSearch

@@ -2,9 +2,9 @@ import os
 
 import pytest
 
-from gpu_plugin.containers.cdi import wsl
 from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices
 from gpu_plugin.containers.cdi.options import CdiOptions
+from gpu_plugin.containers.driver_root import wsl
 from gpu_plugin.containers.driver_root.wsl import WslSearch
 from gpu_plugin.simulation.driver_files import shared_library
 from tests.unit.containers.driver_root.installed import put

@@ -259,25 +259,22 @@ def test_dots_in_strings_and_comments_part_no_key(node, seen):
     assert seen().containerd["containerd"] == ContainerdEvidence(TOML, 3)
 
 
-def test_k3s_and_rke2_keep_files_of_their_own(node, seen):
-    for name in ("k3s", "rke2"):
-        node.put(f"/var/lib/rancher/{name}/agent/etc/containerd/config.toml", "version = 3\n")
-    assert {runtime: found.version for runtime, found in seen().containerd.items()} == {"k3s": 3, "RKE2": 3}
-
-
 @pytest.mark.parametrize(
     ("runtime", "file", "imported"),
     [
+        ("k3s", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/a.toml"),
+        ("RKE2", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/a.toml"),
         ("k0s", "/etc/k0s/containerd.toml", "/run/k0s/containerd-cri.toml"),
         ("MicroK8s", "/var/snap/microk8s/7000/args/containerd.toml", "/var/snap/microk8s/7000/args/certs.toml"),
         ("Talos", "/etc/cri/containerd.toml", "/etc/cri/conf.d/cri.toml"),
     ],
 )
-def test_k0s_microk8s_and_talos_keep_files_of_their_own(node, seen, runtime, file, imported):
+def test_distributions_keep_files_of_their_own(node, seen, runtime, file, imported):
     node.put(file, f'version = 2\nimports = ["{imported}"]\n')
     node.put(imported, '[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = true\n')
     if runtime == "MicroK8s":
         (node.root / "var/snap/microk8s/current").symlink_to("7000")
+    assert list(seen().containerd) == [runtime]
     found = seen().containerd[runtime]
     assert (found.version, [section.enable_cdi for section in found.sections]) == (2, [True])
 

@@ -5,8 +5,8 @@ from gpu_plugin.containers.cdi.build import READ_ONLY
 from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Seen, SeenLibrary
 from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.spec import from_json
-from gpu_plugin.containers.cdi.tegra import Entry, Line, Looked, TegraFiles, is_library, tegra_specs
 from gpu_plugin.containers.cdi.written import encoded
+from gpu_plugin.containers.driver_root.tegra import Entry, Line, Looked, TegraFiles, is_library, tegra_specs
 
 MULTIARCH = "/usr/lib/aarch64-linux-gnu"
 NVIDIA = f"{MULTIARCH}/nvidia"

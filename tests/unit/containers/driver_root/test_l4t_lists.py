@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.containers.cdi.tegra import MAX_LINES, Entry, Line, parse
+from gpu_plugin.containers.driver_root.tegra import MAX_LINES, Entry, Line, parse
 
 NAME = "/etc/lists/drivers.csv"
 
