@@ -157,7 +157,7 @@ def _end(value: str) -> list[int]:
     ended: dict[int, None] = {}
     until = time.monotonic() + _KILL_PATIENCE
     while time.monotonic() < until:
-        found = False
+        found = any(map(_runs, ended))
         for entry in os.scandir("/proc"):
             if entry.name.isdecimal() and _carries(entry.path, value):
                 found = True
@@ -181,6 +181,14 @@ def _carries(process: str, value: str) -> bool:
     except OSError:  # the process has ended, or belongs to another user and so is not an MPS process of ours
         return False
     return any(variable == wanted or (value.endswith(":") and variable.startswith(wanted)) for variable in variables)
+
+
+def _runs(process: int) -> bool:
+    """Return whether a process exists and is no zombie. A killed process loses its mark first, and later its files and locks."""
+    try:
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1] != b"Z"
+    except OSError:
+        return False
 
 
 def _signal_name(number: int) -> str:

@@ -136,6 +136,7 @@ class StateFile:
         content = msgspec.json.encode(self._states) + b"\n"
         # One write, in place: a truncation would free the allocated space.
         padded = content.ljust(self._length, b"\0")
+        self._length = len(padded)  # also if the write fails: a part of it may be in the file
         if os.pwrite(self._descriptor, padded, 0) < len(padded):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._length = len(content)

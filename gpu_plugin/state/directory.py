@@ -223,6 +223,16 @@ def keep_aside(file: Path) -> str:
     return ""
 
 
+def copy_aside(file: Path) -> str:
+    """Copy an invalid file to the first name of `keep_aside`. Return a text with that name, or with the reason without a copy."""
+    aside = file.with_name(file.name + CORRUPT[0])
+    try:
+        replace_file(aside, bounded(file), MODE)
+    except OSError as error:
+        return f" (without a copy: {error.strerror or error})"
+    return f" (kept as {aside})"
+
+
 def bounded(file: Path) -> bytes:
     """Return the content of a file. Blocks. Raises UnfitFileError if it is not a regular file, and OSError if that fails."""
     return read_file(file, MAX_BYTES, links=False)

@@ -12,7 +12,7 @@ the newest events all count. The log has these properties:
 - On a full disk, both files have allocated space for the records in force and for more records about health. If they cannot grow,
   the oldest events are left out, and records of GPUs and devices that would take the space of health are refused.
 - Each record has a CRC. Lines that were damaged, or whose write was interrupted, are left out. `load` logs their number. It
-  keeps a file with more than 1 MiB of them aside, and begins a new file.
+  empties a file with more than 1 MiB of them, and keeps a copy.
 - Each file has space for the records in force and at most 1 MiB more. The events in force take at most `EVENT_BYTES`.
 - If a file was removed, renamed, replaced or truncated, the next write creates or repairs it from the records in memory.
 - Only one process may write, the owner of the state directory's lock. `release` ends the writes before a handover, and `load`
@@ -33,7 +33,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.words import are, counted
-from gpu_plugin.state.directory import MAX_BYTES, bounded, keep_aside
+from gpu_plugin.state.directory import MAX_BYTES, bounded, copy_aside, keep_aside
 from gpu_plugin.state.log_file import LogFile
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ RESERVED = 64 * 1024  # bytes that are allocated for each file at the start; eig
 SPARE = 16 * 1024  # bytes of each file that only records of health may use
 MAX_GROWTH = 1024 * 1024  # limit in bytes for the space beyond the records in force
 
-# CRC-32 of the rest, number, kind, JSON
-_LINE = re.compile(rb"\n([0-9a-f]{8}) (([0-9]{1,30}) ([a-z]+) [^\n\0]*)(?=[\n\0]|\Z)")
+# CRC-32 of the rest, number, kind, JSON. A page that a power failure lost has zeros, also in place of a record's line feed.
+_LINE = re.compile(rb"[\n\0]([0-9a-f]{8}) (([0-9]{1,30}) ([a-z]+) [^\n\0]*)(?=[\n\0]|\Z)")
 _PART = 1024 * 1024  # bytes that are searched for lines at a time
 _SHAPE = bytes(10 if byte == 10 else 120 for byte in range(256))  # shows line feeds as they are, and other bytes as x
 
@@ -129,7 +129,7 @@ def lost_lines(count: int) -> str:
 def _parsed(written: bytes) -> tuple[list[Record], int]:
     """Return the records of a file, and the number of lines that are not records."""
     records = [
-        Record(int(form[3]), form[4].decode(), b"%b\n" % form[0])
+        Record(int(form[3]), form[4].decode(), b"\n%b\n" % form[0][1:])
         for form in _LINE.finditer(written)
         if zlib.crc32(form[2]) == int(form[1], 16)
     ]
@@ -202,7 +202,7 @@ class StateLog:
                     with suppress(OSError):
                         self._place(record)
             for place in spoiled:
-                self._replace(place, content.garbage[place])
+                self._replace(place, content)
         return content
 
     def latest(self, kind: str) -> bytes | None:
@@ -344,17 +344,25 @@ class StateLog:
             self._write_all(self._active)
             self._lost = False
 
-    def _replace(self, place: int, garbage: int) -> None:
-        """Keep aside a file with many bytes that are not records, and begin a new one. Its records are in force."""
-        path = self._files[place].path
+    def _replace(self, place: int, content: Content) -> None:
+        """Empty a file with many bytes that are not records, and keep a copy of them. First write its records to the other file.
+
+        The file keeps its space: a full disk has none for a new file.
+        """
+        file = self._files[place]
         try:
+            if place != self._active:
+                for record in self._in_force():
+                    if record.number not in content.numbers[self._active]:
+                        self._place(record)
             if place == self._active:
                 self._move()
-            kept = keep_aside(path)
-            self._open_all()
+            os.fdatasync(self._files[self._active].descriptor)
+            kept = copy_aside(file.path)
+            file.empty(self._room)
         except OSError as error:
             kept = f" (and the file cannot be replaced: {error.strerror or error})"
-        log.error("%s has %d bytes that are not records and are left out%s", path, garbage, kept)
+        log.error("%s has %d bytes that are not records and are left out%s", file.path, content.garbage[place], kept)
 
     def _append(self, record: Record) -> None:
         """Put a record in force and write it to a file. If that raises OSError, the former record stays in force."""

@@ -73,3 +73,9 @@ class LogFile:
         if os.pwrite(self.descriptor, padded, start) < len(padded):
             raise OSError(errno.ENOSPC, "the write was incomplete")
         self.end = self.used = end
+
+    def empty(self, size: int) -> None:
+        """Overwrite the file with zeros, and shorten it to at most `size` bytes. Raises OSError."""
+        self.used = min(size, os.fstat(self.descriptor).st_size)
+        os.ftruncate(self.descriptor, self.used)
+        self.write(0, b"")

@@ -3,13 +3,14 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
-from gpu_plugin.mps import tether
+from gpu_plugin.mps import control_daemon, tether
 from gpu_plugin.mps.control_daemon import ControlDaemon
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.plan import plan_daemons
@@ -104,3 +105,18 @@ def test_a_daemon_opens_neither_links_nor_device_nodes_in_its_pipe_directory(tmp
     command = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), str(pipe), "sh", "-c", script, str(pipe)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout == "refused\nrefused\nits own"
+
+
+def test_a_killed_process_counts_as_ended_only_once_it_has_closed_its_files(monkeypatch):
+    left = subprocess.Popen(["sleep", "60"])
+    kill, marked = os.kill, [f"/proc/{left.pid}"]
+
+    def slowly(process, number):  # the kernel frees the environment at once, and closes files and releases locks later
+        marked.clear()
+        threading.Timer(0.3, kill, (process, number)).start()
+
+    monkeypatch.setattr(control_daemon, "_carries", lambda process, _: process in marked)
+    monkeypatch.setattr(os, "kill", slowly)
+    assert control_daemon._end("") == [left.pid]
+    assert not Path(f"/proc/{left.pid}").exists()
+    left.wait()

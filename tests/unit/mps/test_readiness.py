@@ -123,6 +123,20 @@ def test_states_need_no_new_space_on_the_disk(tmp_path, states):
     assert (tmp_path / FILE).stat().st_blocks * 512 >= 64 * 1024
 
 
+def test_a_part_of_a_longer_state_does_not_stay_after_a_shorter_one(tmp_path, states, monkeypatch):
+    up(states)
+    os.ftruncate(states._descriptor, 0)  # as on a disk that was full at the start
+    write = os.pwrite
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", lambda descriptor, content, offset: write(descriptor, content[:4096], offset))
+        with pytest.raises(MpsError):
+            up(states, gpus=[f"GPU-{number}" for number in range(1000)])
+        assert ready(tmp_path, NAME)
+    up(states)
+    assert ready(tmp_path, NAME) == ""
+
+
 def test_a_daemon_that_was_not_seen_to_answer_for_long_is_down(tmp_path, states, monkeypatch):
     up(states)
     clock, said = time.monotonic, set()

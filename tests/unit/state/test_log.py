@@ -289,6 +289,66 @@ def test_garbage_on_a_disk_that_refuses_writes_costs_no_record(state, log, monke
     assert latest(state) == "next"
 
 
+def test_events_that_only_a_file_with_much_garbage_has_are_in_the_other_file(state, log):
+    for number in range(9):
+        log.add_event(number)
+    log._move()
+    log.add_event(9)
+    content = (state / FILES[1]).read_bytes()
+    newest = content[content.index(b"event 8\n") + len(b"event 8\n") :]
+    (state / FILES[1]).write_bytes(b"x" * (2 * MAX_GROWTH) + newest)
+    opened(state)
+    assert (state / f"{FILES[1]}.corrupt").exists()
+    assert events(state) == [*range(10)]
+
+
+def test_records_are_on_the_disk_before_a_file_with_much_garbage_is_emptied(state, log, monkeypatch):
+    write_all(log)
+    with (state / FILES[0]).open("ab") as file:
+        file.write(b"x" * (2 * MAX_GROWTH))
+    steps = []
+    for step in ("fdatasync", "ftruncate"):
+        call = getattr(os, step)
+
+        def noted(descriptor, *arguments, step=step, call=call):
+            steps.append((step, str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+            return call(descriptor, *arguments)
+
+        monkeypatch.setattr(os, step, noted)
+    opened(state)
+    assert steps == [("fdatasync", str(state / FILES[1])), ("ftruncate", str(state / FILES[0]))]
+
+
+def test_on_a_full_disk_a_file_with_much_garbage_keeps_its_space(state, log, monkeypatch, caplog):
+    log.write(HEALTH, "x" * (2 * MAX_GROWTH))  # both files have space for two
+    log.write(HEALTH, "cordon")
+    log._move()
+    former = state / FILES[0]
+    size = former.stat().st_size
+    former.write_bytes(b"x" * size)
+    full(monkeypatch)
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gpu_plugin.state.directory.replace_file", refuse)
+    again = opened(state)
+    assert f"{former} has {size} bytes that are not records and are left out (without a copy: No space" in caplog.text
+    for number in range(300):  # more than the present file takes
+        assert again.write(HEALTH, f"{number}{'x' * 10_000}")
+    assert not read_log(state).unreadable
+
+
+def test_a_lost_page_costs_no_record_that_begins_after_its_end(state, log):
+    log.write(HEALTH, "cordon")
+    file = state / FILES[0]
+    content = file.read_bytes()
+    file.write_bytes(bytes(4096) + content[1:])  # the line feed was the last byte of the page
+    assert latest(state) == "cordon"
+    assert opened(state).write(HEALTH, "next")
+    assert latest(state) == "next"
+
+
 def test_garbage_does_not_take_a_multiple_of_its_size_in_memory(state, log):
     log.write(HEALTH, "cordon")
     with (state / FILES[0]).open("ab") as file:
