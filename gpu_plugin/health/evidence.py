@@ -87,16 +87,22 @@ def decode(raw: bytes | msgspec.Raw) -> Evidence:
     """
     try:
         found = msgspec.json.decode(raw, type=Evidence)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        if found.known:
+            memory = _memory(found)
+            recovery = replace(found.latch, memory=memory).stored().recovery  # the other fields of it are never stored
+            found = replace(found, latch=replace(found.latch, memory=memory, recovery=recovery))
+        return replace(found, latch=shifted(found.latch, 0.0))  # a time below 0 becomes 0
+    except (msgspec.MsgspecError, RecursionError) as error:  # RecursionError: marks or recoveries in each other
         raise ValueError(str(error)) from None
-    if found.known:
-        blank = Background() if found.key == BACKGROUND else SIGNALS[found.signal].memory
-        try:
-            memory = msgspec.convert(found.latch.memory, type(blank))
-        except msgspec.ValidationError:
-            memory = blank
-        found = replace(found, latch=replace(found.latch, memory=memory))
-    return replace(found, latch=shifted(found.latch, 0.0))  # a time below 0 becomes 0
+
+
+def _memory(entry: Evidence) -> Memory:
+    """Return the memory of an entry of a known signal; an empty memory if it cannot be true or cannot be read."""
+    blank = Background() if entry.key == BACKGROUND else SIGNALS[entry.signal].memory
+    try:
+        return msgspec.convert(entry.latch.memory, type(blank))
+    except msgspec.ValidationError:
+        return blank
 
 
 def newer(evidence: Iterable[Evidence], than: Iterable[Evidence]) -> tuple[Evidence, ...]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Self, TypeVar
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Count, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.signal import Context
 
 # Seconds to which the time of the last event is rounded when it is stored, so that a storm of events is stored seldom
@@ -19,7 +19,7 @@ MINUTE = 60.0
 class Level(Memory, frozen=True):
     """`row` counts bad readings in a row before the latch opens, and good ones after; or they were good since `quiet_since`."""
 
-    row: int = 0
+    row: Count = 0
     quiet_since: float | None = None
 
     progress: ClassVar[tuple[str, ...]] = ("row", "quiet_since")
@@ -102,8 +102,8 @@ class Graded(Memory, frozen=True):
     """
 
     looks: tuple[Verdict, ...] = ()
-    row: int = 0
-    worse: int = 0
+    row: Count = 0
+    worse: Count = 0
 
     @property
     def gathering(self) -> bool:

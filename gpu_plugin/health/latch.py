@@ -56,6 +56,7 @@ Moment = Annotated[float, msgspec.Meta(gt=-(2.0**33), lt=2.0**33)]
 Span = Annotated[
     float, msgspec.Meta(ge=0, le=86400)
 ]  # Seconds: a day is the longest time that a signal counts or withholds
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # A number of readings, or a mask
 Celsius = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]  # °C, in the range of any sensor
 
 
@@ -224,8 +225,8 @@ UNPROVEN = Recovery()
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The memory of a signal, in addition to the fields of all latches. A signal that needs a memory defines a subclass.
 
-    Its fields are stored for a restart, by their names. Times are declared as `Moment`, durations as `Span`, and a number that
-    may be below 0 as `Celsius`.
+    Its fields are stored for a restart, by their names. Times are declared as `Moment`, durations as `Span`, temperatures as
+    `Celsius`, and other numbers as `Count`.
     """
 
     unstored: ClassVar[tuple[str, ...]] = ()  # Fields that are not stored

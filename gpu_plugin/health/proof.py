@@ -126,7 +126,7 @@ def recovered(marks: Marks, seen: Sample, now: float) -> bool:
 def restarted(before: Marks, fresh: Marks, seen: Sample) -> bool:
     """Return True if the fresh counters of a look show a reset or a reload of the driver, compared with those of `before`."""
     if before.energy is not None and fresh.energy is not None:
-        return fresh.energy < before.energy / 2 and fresh.energy <= before.drawn(fresh)
+        return fresh.energy * 2 < before.energy and fresh.energy <= before.drawn(fresh)
     without_energy = before.energy is None and fresh.energy is None and "energy" not in seen.refused
     return without_energy and bool(before.ecc) and fresh.ecc == 0
 

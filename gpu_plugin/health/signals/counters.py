@@ -9,13 +9,13 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.health.hysteresis import MINUTE, Level, level, recent, unproven
-from gpu_plugin.health.latch import RESET, Latch, Moment, Proof, Verdict, merged
+from gpu_plugin.health.latch import RESET, Count, Latch, Moment, Proof, Verdict, merged
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import RECOVERIES, after_recovery
 from gpu_plugin.health.signal import DEFINED, Context, Signal, SignalKind
 
-# The readings of both counters, None for a missing reading. Empty if neither was ever read.
-Totals = tuple[int | None, ...]
+# The readings of both counters, None for a missing reading
+Totals = tuple[Count | None, Count | None]
 
 
 class Counted(Level, frozen=True):
@@ -26,7 +26,7 @@ class Counted(Level, frozen=True):
     a counter starts at 0, so a greater value is always of new errors.
     """
 
-    totals: Totals = ()
+    totals: Totals = (None, None)
     times: tuple[Moment, ...] = ()
     noted: Moment | None = None
 
@@ -105,11 +105,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     def _read(self, memory: Counted, seen: Sample) -> Totals:
         """Return both counters after this look. A counter that the look did not request keeps its last reading."""
-        before = memory.totals or (None, None)
-        return tuple(
+        first, second = (
             getattr(seen, name) if seen.asked_for(name) else old
-            for name, old in zip((self.first, self.second), before, strict=True)
+            for name, old in zip((self.first, self.second), memory.totals, strict=True)
         )
+        return first, second
 
     def _counted(self, memory: Counted, now: Totals, at: float) -> tuple[tuple[int, ...], Counted]:
         """Return the growth of each counter at these readings of Unix time `at`, and the new memory.
@@ -118,9 +118,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         reading. A first reading, a reset of a counter and growth of the first counter are stored at once, growth of the
         second counter once a minute.
         """
-        pairs = list(zip(memory.totals or (None, None), now, strict=True))
+        pairs = list(zip(memory.totals, now, strict=True))
         growth = tuple(0 if new is None or old is None else max(0, new - old) for old, new in pairs)
-        totals = tuple(old if new is None else new for old, new in pairs)
+        first, second = (old if new is None else new for old, new in pairs)
+        totals = first, second
         most = self.limit + 1
         times = recent((*memory.times, *(at,) * min(growth[1], most)), at, self.within, most)
         due = totals != memory.totals and (memory.noted is None or not 0 <= at - memory.noted < MINUTE)

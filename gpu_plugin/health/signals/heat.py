@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.health.hysteresis import Level, level
-from gpu_plugin.health.latch import Celsius, Latch, Verdict
+from gpu_plugin.health.latch import Celsius, Count, Latch, Verdict
 from gpu_plugin.health.observation import Facts, Sample
 from gpu_plugin.health.signal import COOL, Case, Context, SignalKind, signal
 
@@ -163,7 +163,7 @@ def _coolness(facts: Facts) -> int | None:
 class HeatMemory(Measured, frozen=True):
     """`sensors` is a mask of the sensors that were hot."""
 
-    sensors: int = 0
+    sensors: Count = 0
 
 
 @signal(

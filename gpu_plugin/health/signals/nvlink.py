@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Moment, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Count, Latch, Memory, Moment, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context, SignalKind, signal
 
@@ -23,10 +23,10 @@ class Links(Memory, frozen=True):
     is the Unix time in seconds since which every look found a link down.
     """
 
-    up: int = 0
-    down: int = 0
-    named: int = 0
-    row: int = 0
+    up: Count = 0
+    down: Count = 0
+    named: Count = 0
+    row: Count = 0
     down_since: Moment | None = None
 
     unstored: ClassVar[tuple[str, ...]] = ("row",)

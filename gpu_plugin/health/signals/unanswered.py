@@ -4,7 +4,7 @@ from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.latch import Latch, Memory, Moment, Verdict, merged
+from gpu_plugin.health.latch import Count, Latch, Memory, Moment, Verdict, merged
 from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.health.signal import KERNEL_LOG, Context, SignalKind, signal
 
@@ -22,9 +22,9 @@ class Answers(Memory, frozen=True):
     number of latest looks in a row with the same outcome, 0 after a failure of a latch that is FATAL.
     """
 
-    looks: int = 0
+    looks: Count = 0
     failures: tuple[Moment, ...] = ()
-    row: int = 0
+    row: Count = 0
 
     unstored: ClassVar[tuple[str, ...]] = ("row",)
 

@@ -1,9 +1,13 @@
+from contextlib import suppress
+
 import msgspec
 import pytest
 
 from gpu_plugin.health.evidence import Evidence, decode, newer
 from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.signals.application_errors import Errors
 from gpu_plugin.health.signals.clocks import SlowMinutes
 from gpu_plugin.health.signals.flapping import HealthDrops
@@ -106,3 +110,48 @@ def test_newer_evidence_is_a_new_fault_or_a_worse_verdict():
     count = Evidence.of("boot-1", A, KEY, msgspec.structs.replace(LATCH, verdict=Verdict.OK))
     assert newer((known, count), (known,)) == ()
     assert newer((worse, other, count), (known,)) == (worse, other)
+
+
+def entry(signal, latch, **of_evidence):
+    return msgspec.json.encode({"boot_id": "boot-1", "uuid": A, "signal": signal, "latch": latch, **of_evidence})
+
+
+@pytest.mark.parametrize(
+    ("signal", "memory"),
+    [
+        ("margin", {"row": -1000}),
+        ("unanswered", {"looks": -1}),
+        ("unanswered", {"looks": 2**60}),
+        ("recovery-action", {"worse": -2}),
+        ("nvlink", {"up": -1}),
+        ("slowdown-temperature", {"sensors": -1}),
+        ("pcie-errors", {"totals": [1]}),
+        ("nvlink-errors", {"totals": [-1, 5]}),
+    ],
+)
+def test_a_stored_count_that_cannot_be_true_is_forgotten(signal, memory):
+    assert decode(entry(signal, {"memory": memory})).latch.memory == SIGNALS[signal].memory
+
+
+def test_fields_of_a_recovery_that_are_never_stored_are_not_read():
+    marks = {"energy": 7, "suspended": {"energy": 5}}
+    recovery = {"reset": True, "clean": 2, "before": {"marks": marks, "clean": -9}}
+    latch = decode(entry("lost", {"memory": {}, "verdict": 3, "recovery": recovery})).latch
+    assert latch.recovery == Recovery(Marks(7))
+
+
+@pytest.mark.parametrize("depth", [300, 700, 5000])
+@pytest.mark.parametrize("signal", ["lost", "of a later version"])
+def test_an_entry_of_any_depth_is_read_or_refused(signal, depth):
+    nested = b'{"before":' * depth + b"{}" + b"}" * depth
+    with suppress(ValueError):
+        decode(entry(signal, {"memory": {}, "recovery": {}}).replace(b'"recovery":{}', b'"recovery":' + nested))
+
+
+def test_no_stored_energy_is_too_great_to_compare():
+    ledger = HealthLedger(GUARDED, "boot-1")
+    ledger.watch(A, H200)
+    marks = {"energy": 10**400, "counting": 0}
+    ledger.replay([decode(entry("lost", {"memory": {}, "verdict": 3, "recovery": {"marks": marks}}))])
+    ledger.observe(A, Sample(energy=5, counting=0), 1000.0)
+    assert ledger.verdict(A) is Verdict.FATAL
