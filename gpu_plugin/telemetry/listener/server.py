@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 RESOLVE_WITHIN = 10.0  # seconds for resolving the host's name
 _NOT_HERE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # errors for an IPv6 address on a machine without IPv6
 
-# Errors of accept(2) that last. After others, the connection broke before it was accepted.
-_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# Errors of accept(2) of a connection that broke, or was forbidden, before it was accepted. Other errors last.
+_BROKEN = (errno.ECONNABORTED, errno.EPERM, errno.EPROTO)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class Server:
                 try:
                     connection, _ = await loop.sock_accept(listener)
                 except OSError as error:
-                    if error.errno in _SHORTAGES:
+                    if error.errno not in _BROKEN:
                         await self._pause(error)
                     await checkpoint()
                     continue
