@@ -47,12 +47,12 @@ class Signs(msgspec.Struct, frozen=True):
 
     Attributes:
         control: its socket.
-        started: whether its program has set the limits and then made the file .started, as NVIDIA's does.
+        started: the file .started, which NVIDIA's program makes after it has set the limits; empty if the daemon is newer.
         locked: whether a process holds the lock of a control daemon in the pipe directory.
     """
 
     control: Identity
-    started: bool = False
+    started: Identity = ()
     locked: bool = False
 
 
@@ -82,7 +82,7 @@ def answer_to_use(new: Answer, last: Answer | None) -> Answer:
 
 def settled(signs: Signs, clock: float) -> bool:
     """Return whether the daemon's limits seem to be set. `clock` is Unix time in seconds."""
-    return signs.started or not 0 <= clock - signs.control[2] / 1e9 < SET_UP
+    return bool(signs.started) or not 0 <= clock - signs.control[2] / 1e9 < SET_UP
 
 
 def due(signs: Signs, last: Answer | None, now: float) -> bool:

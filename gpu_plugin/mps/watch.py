@@ -25,9 +25,8 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 1.0  # seconds for reading the files and locks
 ANSWER = 5.0  # seconds for a daemon to answer
-AT_ONCE = (
-    0.25  # seconds to wait for answers: a working daemon needs some milliseconds, and a later look gets a later answer
-)
+# Seconds to wait for answers: a working daemon needs some milliseconds, and a later look gets a later answer.
+AT_ONCE = 0.25
 
 _STATE = "its MPS daemon's state"
 
@@ -130,8 +129,9 @@ def signs_of(root: str, resource: str) -> Signs | None:
     if not control:
         return None
     started = _identity(Path(resource_directory(root, resource), STARTED), stat.S_IFREG)
-    # If the file .started is older than the socket, it is from an earlier daemon.
-    return Signs(control, bool(started) and started[2] >= control[2], bool(lock_holder(pipe)))
+    if started and started[2] < control[2]:  # it is of an earlier daemon
+        started = ()
+    return Signs(control, started, bool(lock_holder(pipe)))
 
 
 def _identity(path: Path, kind: int) -> Identity:

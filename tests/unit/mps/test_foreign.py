@@ -17,7 +17,7 @@ from gpu_plugin.mps.foreign import (
     why_down,
 )
 
-UP = Signs(control=(1, 2, 3), started=True, locked=True)
+UP = Signs(control=(1, 2, 3), started=(1, 4, 5), locked=True)
 ENDED = replace(UP, locked=False)
 NEW = replace(UP, control=(1, 9, 9))
 EQUAL = MpsLimits()
@@ -35,7 +35,7 @@ def test_a_limit_that_any_client_can_change_takes_no_device_from_pods_and_is_dou
     assert "limits.activeThreadPercentage to 100" in said
 
 
-UNSTARTED = replace(UP, started=False)
+UNSTARTED = replace(UP, started=())
 RESTART, PROGRAM = "restart the program", "--driver-root-ctr-path"
 
 
@@ -82,7 +82,7 @@ def test_a_daemon_is_left_alone_until_it_has_been_told_its_limits():
     assert not settled(fresh, made + SET_UP - 0.1)
     assert settled(fresh, made + SET_UP)
     assert settled(fresh, made - 60)  # the clock was set back
-    assert settled(replace(fresh, started=True), made + 0.1)
+    assert settled(replace(fresh, started=(1, 4, 5)), made + 0.1)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_it_is_asked_seldom_while_it_is_up_and_soon_otherwise(signs, answer, sec
     assert due(signs, answer, 100.0 + seconds)
 
 
-@pytest.mark.parametrize("signs", [ENDED, NEW, replace(UP, started=False)])
+@pytest.mark.parametrize("signs", [ENDED, NEW, replace(UP, started=()), replace(UP, started=(1, 4, 6))])
 def test_it_is_asked_at_once_when_its_signs_change(signs):
     assert due(UP, None, 100.0)
     assert due(signs, GOOD, 100.0)
@@ -111,7 +111,7 @@ def test_one_unanswered_question_is_excused_to_a_daemon_that_lives_and_was_up():
     assert why_down(UP, once) == ""
     assert "has not answered" in why_down(UP, answer_to_use(replace(SILENT, asked=133.0), once))
     assert answer_to_use(replace(GOOD, asked=133.0), once) == replace(GOOD, asked=133.0)
-    unstarted = replace(UP, started=False)
+    unstarted = replace(UP, started=())
     # Otherwise each look would send a query.
     assert answer_to_use(replace(SILENT, signs=unstarted), GOOD).signs == unstarted
 
