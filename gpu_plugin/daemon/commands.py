@@ -14,9 +14,10 @@ from gpu_plugin.daemon.opened_state import make_way
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.daemon.status_answers import StatusAnswers
 from gpu_plugin.daemon.takeover import Takeover
+from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.control.server import Verb, serve
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.supervision import LONGEST_RETRY
+from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +56,18 @@ class Commands:
 
     async def run(self) -> None:
         """Serve the control socket, and make it again when it is gone. Never returns."""
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY)
         while True:
             make_way(self._state_dir)
             try:
                 async with serve(self._state_dir, self._verbs) as is_present:
+                    backoff.succeeded()
                     while is_present():
                         await self.check_socket.wait(LONGEST_RETRY)
                 log.warning("the control socket was removed, renamed or replaced: it is made again")
             except ConfigError as error:
                 log.warning("commands cannot reach this daemon: %s", error)
-                await anyio.sleep(LONGEST_RETRY)
+                await anyio.sleep(backoff.failed(anyio.current_time()))
 
     def _after_takeover(self, verb: Verb) -> Verb:
         """Return a verb that first waits until no former daemon can get the node back."""

@@ -170,6 +170,7 @@ class EventStore:
         try:
             while True:
                 if self._written >= self._added:
+                    self._refused = False  # a write that took longer than its patience may have ended since
                     await self.news.wait()
                 elif not await self._write(PATIENCE) and self._attempted == self._added:
                     await self.news.wait(RETRY)

@@ -163,6 +163,33 @@ async def test_an_order_waits_for_one_attempt_to_write_it_and_not_without_a_writ
     assert texts(state) == ["one", "two", "three"]
 
 
+async def test_a_write_that_succeeds_after_its_patience_is_no_trouble(state, monkeypatch):
+    add, back = StateLog.add_event, threading.Event()
+
+    def slow(log, event):
+        assert back.wait(5)
+        return add(log, event)
+
+    monkeypatch.setattr(StateLog, "add_event", slow)
+    monkeypatch.setattr(event_store, "PATIENCE", 0.01)
+    made = store(state)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        made.add("daemon", "one")
+        with anyio.fail_after(5):
+            while not made.trouble:
+                await anyio.sleep(0.001)
+        monkeypatch.setattr(event_store, "RETRY", 0.01)
+        back.set()
+        await made.hanging_write()
+        made.news.ring()  # the retry is due
+        with anyio.fail_after(5):
+            while made.trouble:
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert texts(state) == ["one"]
+
+
 async def test_each_event_is_written_once_although_the_disk_hangs(state, monkeypatch, caplog):
     add, back, began = StateLog.add_event, threading.Event(), []
 
