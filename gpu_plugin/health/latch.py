@@ -53,9 +53,8 @@ REBOOT = "drain the node and reboot it; if the GPU does not come back, have it s
 # A Unix time in seconds, up to the year 2242. It is shifted if the wall clock was corrected between two processes, by more than
 # the time itself perhaps.
 Moment = Annotated[float, msgspec.Meta(gt=-(2.0**33), lt=2.0**33)]
-Span = Annotated[
-    float, msgspec.Meta(ge=0, le=86400)
-]  # Seconds: a day is the longest time that a signal counts or withholds
+# Seconds: a day is the longest time that a signal counts or withholds.
+Span = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # A number of readings, or a mask
 Celsius = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]  # °C, in the range of any sensor
 

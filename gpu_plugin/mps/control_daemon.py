@@ -6,6 +6,7 @@ in its environment, which its servers inherit. No client in a pod has this mark.
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -156,21 +157,16 @@ def _end(value: str) -> list[int]:
     """
     ended: dict[int, None] = {}
     until = time.monotonic() + _KILL_PATIENCE
-    while time.monotonic() < until:
-        found = any(map(_runs, ended))
-        for entry in os.scandir("/proc"):
-            if entry.name.isdecimal() and _carries(entry.path, value):
-                found = True
-                ended[int(entry.name)] = None
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(int(entry.name), signal.SIGKILL)  # at once: another process does not get the id so soon
-        if not found:
-            break
-        time.sleep(0.01)
-    for pid in ended:
-        with suppress(ChildProcessError):  # orphans are child processes if this is process 1 of a container
-            os.waitpid(pid, os.WNOHANG)
+    while (found := _marked(value)) and time.monotonic() < until:
+        for pid in found:
+            ended[pid] = None
+            _kill(pid, value, until)
     return [*ended]
+
+
+def _marked(value: str) -> list[int]:
+    """Return the ids of the processes with this mark."""
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdecimal() and _carries(entry.path, value)]
 
 
 def _carries(process: str, value: str) -> bool:
@@ -183,10 +179,34 @@ def _carries(process: str, value: str) -> bool:
     return any(variable == wanted or (value.endswith(":") and variable.startswith(wanted)) for variable in variables)
 
 
-def _runs(process: int) -> bool:
-    """Return whether a process exists and is no zombie. A killed process loses its mark first, and later its files and locks."""
+def _kill(pid: int, value: str, until: float) -> None:
+    """Kill a process with this mark, and wait until it has closed its files and released its locks, which takes longer."""
     try:
-        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1] != b"Z"
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # kernels before 5.3 have no pidfd
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+        while _runs(pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        return
+    try:
+        if not _carries(f"/proc/{pid}", value):
+            return  # another process has the id already
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
+        with suppress(OSError):  # works only for child processes, such as orphans if this is process 1 of a container
+            os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+    finally:
+        os.close(descriptor)
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] != b"Z"
     except OSError:
         return False
 

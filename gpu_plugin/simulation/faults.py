@@ -20,9 +20,8 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 # The action that a driver requests after a fatal Xid, by the Xid's way of recovery
 _RECOVERIES = {Proof.RESET: int(RecoveryAction.GPU_RESET), Proof.REBOOT: int(RecoveryAction.NODE_REBOOT)}
 
-Effect = Callable[
-    ..., str
-]  # Applies a fault, as in `gpu_faults`, given the node, a GPU by index, the value, and options
+# Applies a fault, as in `gpu_faults`, given the node, a GPU by index, the value, and options.
+Effect = Callable[..., str]
 
 
 def _xid(node: SimulatedNode, gpu: int, number: int, instance: str = "") -> str:

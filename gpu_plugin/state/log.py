@@ -355,7 +355,7 @@ class StateLog:
                 for record in self._in_force():
                     if record.number not in content.numbers[self._active]:
                         self._place(record)
-            if place == self._active:
+            if place == self._active:  # a full file may have made it the active file just now
                 self._move()
             os.fdatasync(self._files[self._active].descriptor)
             kept = copy_aside(file.path)

@@ -23,8 +23,8 @@ from gpu_plugin.containers.cdi_files import watch as cdi_watch
 from gpu_plugin.containers.cdi_files.source import SpecSource
 from gpu_plugin.containers.edits import Access
 from gpu_plugin.containers.strategy_choice import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
+from gpu_plugin.daemon import commands, discovery, faulting_pods, process, reported_errors
 from gpu_plugin.daemon import daemon as daemon_module
-from gpu_plugin.daemon import discovery, faulting_pods, process, reported_errors
 from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.daemon import Daemon
@@ -43,6 +43,7 @@ from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime import control
+from gpu_plugin.runtime.control import server
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.simulation import driver_files
@@ -882,6 +883,20 @@ def removed(state):
 def emptied(state):
     for file in state.iterdir():
         file.unlink()
+
+
+async def test_a_control_socket_that_cannot_be_made_is_tried_again_soon(directory, node, monkeypatch):
+    refusals = ["the directory is gone"]
+
+    def refused(state_dir, verbs):
+        if refusals:
+            raise ConfigError(refusals.pop())
+        return server.serve(state_dir, verbs)
+
+    monkeypatch.setattr(commands, "serve", refused)
+    async with running(directory, node):
+        await until((directory / "state" / control.SOCKET).is_socket)
+        assert len((await status_of(directory)).gpus) == 8
 
 
 def one_gone(name):

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import stat
@@ -107,16 +108,24 @@ def test_a_daemon_opens_neither_links_nor_device_nodes_in_its_pipe_directory(tmp
     assert done.stdout == "refused\nrefused\nits own"
 
 
-def test_a_killed_process_counts_as_ended_only_once_it_has_closed_its_files(monkeypatch):
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_a_killed_process_counts_as_ended_only_once_it_has_closed_its_files(monkeypatch, pidfd):
     left = subprocess.Popen(["sleep", "60"])
-    kill, marked = os.kill, [f"/proc/{left.pid}"]
+    marked = [f"/proc/{left.pid}"]
 
-    def slowly(process, number):  # the kernel frees the environment at once, and closes files and releases locks later
+    def slowly(*_):  # the kernel frees the environment at once, and closes files and releases locks later
         marked.clear()
-        threading.Timer(0.3, kill, (process, number)).start()
+        threading.Timer(0.3, left.kill).start()
 
+    def refused(_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    if not pidfd:
+        monkeypatch.setattr(os, "pidfd_open", refused)
+        monkeypatch.setattr(left, "kill", partial(os.kill, left.pid, signal.SIGKILL))
     monkeypatch.setattr(control_daemon, "_carries", lambda process, _: process in marked)
-    monkeypatch.setattr(os, "kill", slowly)
+    monkeypatch.setattr(*((signal, "pidfd_send_signal") if pidfd else (os, "kill")), slowly)
     assert control_daemon._end("") == [left.pid]
-    assert not Path(f"/proc/{left.pid}").exists()
+    state = Path(f"/proc/{left.pid}/stat")
+    assert not state.exists() or state.read_text().rpartition(") ")[2].startswith("Z")
     left.wait()
